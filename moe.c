@@ -5,7 +5,7 @@
  *    1. Platform               compiler, processor and operating system
  *    2. Errors                 status codes, messages, checked arithmetic
  *    3. Memory                 allocator hooks, the layout that measures a session before it is allocated
- *    4. System memory          huge pages, limits, available memory
+ *    4. System resources       huge pages, limits, available memory, usable processors
  *    5. Graph data             the structs of a graph: nodes, ops, matrices
  *    6. Frames                 the arguments of a run
  *    7. Devices                the device interface
@@ -144,6 +144,9 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 #include <time.h>
 #include <unistd.h>
 
@@ -360,8 +363,8 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
     return piece;
 }
 
-/* ==== 4. System memory ========================================================================================
- * Everything that depends on the system's memory management: huge pages, limits, available memory. */
+/* ==== 4. System resources =====================================================================================
+ * Everything that depends on the system's memory and processors: huge pages, limits, what is available. */
 
 /* Request huge pages for memory not yet touched. They make direct I/O 1.5 times as fast, since it pins fewer pages. */
 static void moe_advise_huge_pages(char *memory, size_t bytes) {
@@ -381,6 +384,10 @@ static void *moe_map_memory(size_t bytes) {
     return data;
 }
 
+#ifndef MOE_SYSTEM
+#define MOE_SYSTEM "" /* start of the paths of system files, for tests */
+#endif
+
 /* Read a system file, such as one in /proc, to text[size]. Returns text, which is "" if the file cannot be read. */
 static const char *moe_system_text(const char *path, char *text, size_t size) {
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -391,25 +398,74 @@ static const char *moe_system_text(const char *path, char *text, size_t size) {
     return text;
 }
 
-/* Return the lowest memory limit in bytes of the process's control groups (version 2 or 1); UINT64_MAX if none. */
-static uint64_t moe_group_limit(void) {
-    static const char *const keys[] = { "0::", ":memory:" }, *const files[] = { "memory.max", "memory.limit_in_bytes" },
-                             *const roots[] = { "/sys/fs/cgroup", "/sys/fs/cgroup/memory" };
-    char groups[4096], path[4096 + 64], number[32];
+/* The limits of a control group: the files in its folder, of version 2 and of version 1. */
+typedef struct moe_group_key {
+    const char *controller, *root; /* root of version 1 */
+    const char *files[3];          /* version 2; version 1; version 1's divisor or NULL */
+} moe_group_key;
+static const moe_group_key moe_group_memory = { "memory",
+                                                MOE_SYSTEM "/sys/fs/cgroup/memory",
+                                                { "memory.max", "memory.limit_in_bytes", NULL } },
+                           moe_group_processors = { "cpu",
+                                                    MOE_SYSTEM "/sys/fs/cgroup/cpu",
+                                                    { "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us" } };
+
+/* Read a limit of the control group `group`, of `length` bytes: a number, rounded up after division by the divisor that
+ * follows it or is in a file of its own. UINT64_MAX if the group has none. */
+static uint64_t moe_group_number(const moe_group_key *key, int old, const char *group, int length) {
+    char path[4096 + 64], text[64], *end = text;
+    snprintf(path, sizeof path, "%s%.*s/%s", old ? key->root : MOE_SYSTEM "/sys/fs/cgroup", length, group,
+             key->files[old]);
+    const int is_number = *moe_system_text(path, text, sizeof text) >= '0' && *text <= '9';
+    const uint64_t number = is_number ? strtoull(text, &end, 10) : UINT64_MAX;
+    uint64_t by = strtoull(end, NULL, 10);
+    if (old && key->files[2]) {
+        snprintf(path, sizeof path, "%s%.*s/%s", key->root, length, group, key->files[2]);
+        by = strtoull(moe_system_text(path, text, sizeof text), NULL, 10);
+    }
+    return is_number && by ? number / by + (number % by != 0) : number;
+}
+
+/* Return 1 if the comma-separated list [list, end) of /proc/self/cgroup contains a controller. */
+static int moe_group_has(const char *list, const char *end, const char *controller) {
+    const size_t n = strlen(controller);
+    for (; list < end; list += strcspn(list, ",:") + 1)
+        if (strcspn(list, ",:") == n && memcmp(list, controller, n) == 0) return 1;
+    return 0;
+}
+
+/* Return the lowest limit of the process's control groups (version 2 or 1); UINT64_MAX if none. */
+static uint64_t moe_group_limit(const moe_group_key *key) {
+    char groups[4096];
     uint64_t least = UINT64_MAX;
-    moe_system_text("/proc/self/cgroup", groups, sizeof groups);
-    for (int i = 0; i < 2; i++) {
-        const char *begin = strstr(groups, keys[i]);
-        int length = begin ? (int)strcspn(begin += strlen(keys[i]), "\n") : 0;
-        for (; begin && length >= 0; length--) { /* the group and its parents */
+    const char *line = moe_system_text(MOE_SYSTEM "/proc/self/cgroup", groups, sizeof groups), *list, *begin;
+    for (; (list = strchr(line, ':')) && (begin = strchr(++list, ':')); line = begin + strcspn(begin, "\n")) {
+        const int old = list < begin++;
+        if (old && !moe_group_has(list, begin, key->controller)) continue;
+        for (int length = (int)strcspn(begin, "\n"); length >= 0; length--) { /* the group and its parents */
             if (length && begin[length] != '/' && begin[length] != '\n') continue;
-            snprintf(path, sizeof path, "%s%.*s/%s", roots[i], length, begin, files[i]);
-            moe_system_text(path, number, sizeof number);
-            const uint64_t limit = *number >= '0' && *number <= '9' ? strtoull(number, NULL, 10) : UINT64_MAX;
+            const uint64_t limit = moe_group_number(key, old, begin, length);
             if (limit < least) least = limit;
         }
     }
     return least;
+}
+
+/* Return the number of processors that this thread may use: those online and in its affinity mask, at most the quota of
+ * its control groups, rounded up. */
+static int moe_processors(void) {
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    uint64_t n = online < 1 ? 1 : (uint64_t)online, allowed = 0;
+#if defined(__linux__)
+    uint64_t mask[1024]; /* the kernel has up to 8192 processors; sched_getaffinity requires _GNU_SOURCE */
+    const long bytes = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
+    for (long i = 0; i < bytes / 8; i++)
+        for (; mask[i]; mask[i] &= mask[i] - 1) allowed++;
+    const uint64_t quota = moe_group_limit(&moe_group_processors);
+    n = allowed && allowed < n ? allowed : n;
+    n = quota < n ? quota : n;
+#endif
+    return n < 1 ? 1 : n > MOE_MAX_THREADS ? MOE_MAX_THREADS : (int)n;
 }
 
 /* Return the number of bytes available for experts, given an open model that holds `held` bytes and a session that
@@ -417,7 +473,7 @@ static uint64_t moe_group_limit(void) {
 static size_t moe_spare_memory(uint64_t held, size_t rest) {
     char text[4096];
     const char *line = strstr(moe_system_text("/proc/meminfo", text, sizeof text), "MemAvailable:");
-    const uint64_t beside = rest + ((uint64_t)1 << 30), group = moe_group_limit();
+    const uint64_t beside = rest + ((uint64_t)1 << 30), group = moe_group_limit(&moe_group_memory);
     struct rlimit limit = { RLIM_INFINITY, RLIM_INFINITY };
     uint64_t all = line ? strtoull(line + 13, NULL, 10) << 10 : 0;
 #if defined(_SC_PHYS_PAGES)
@@ -787,6 +843,7 @@ typedef struct moe_graph {
     size_t penalised; /* 1 if tokens that a hypothesis already contains are penalised */
     int samples;      /* 1 if tokens may be sampled */
     int traced;       /* 1 if a trace function reads every node */
+    int changed;      /* 1 if a callback changes logits */
     int routed;       /* 1 if a routing function reads every selection */
     int mixes;        /* 1 if a row's selection depends on the other rows of its run */
     int gating;       /* 1 + kind of all gates; 0 to use the kinds in the file */
@@ -855,6 +912,9 @@ typedef struct moe_frame {
     uint64_t *keys;      /* [rows] seed of each row's noise; NULL without noise */
     moe_packed packed;   /* for the encoder */
     moe_beam beam;       /* for the decoder; arrays have [rows] elements */
+    /* changes the logits, before anything is computed from them; NULL if nothing does. Not on a device */
+    void (*change)(void *user, float *logits, size_t stride);
+    void *change_user;
 } moe_frame;
 
 /* ==== 7. Devices ==============================================================================================
@@ -4136,7 +4196,18 @@ typedef struct moe_meta {
     moe_span entry;   /* the whole entry in the file */
 } moe_meta;
 
+/* Where the bytes of an open model come from. */
+typedef struct moe_origin {
+    const char *name;   /* name for messages, or NULL */
+    int fd, shared;     /* descriptor of a mapped or streamed file, else -1; 1 if the caller has a copy of it */
+    uint64_t base;      /* offset of the model in the file */
+    struct stat opened; /* status of the file when the model was opened */
+    void *mapping;      /* [mapped] memory to unmap, or NULL */
+    size_t mapped;
+} moe_origin;
+
 typedef struct moe_file {
+    moe_origin origin;
     const char *data;
     size_t bytes, held; /* size of the file; bytes in memory, which exclude the experts of a streamed file */
     int fd, direct;     /* descriptor of a streamed file or -1; 1 if reads of slabs bypass the page cache */
@@ -4533,6 +4604,35 @@ static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, si
     return moe_sort_names(f->tensors, f->n_tensors, sizeof *f->tensors, "tensor directory", f->names, error);
 }
 
+/* Put the name of a model before the message of an error, unless the message contains it. A long name loses its start.
+ * Returns the status. */
+static moe_status moe_named(const char *name, moe_status status, moe_error *error) {
+    char message[sizeof error->message];
+    const char *at = status && error && name ? strstr(error->message, name) : NULL;
+    if (!status || !error || !name || (at && at[strlen(name)] == ':') || strncmp(error->message, "...", 3) == 0)
+        return status;
+    memcpy(message, error->message, sizeof message);
+    const size_t length = strlen(name), room = sizeof message - moe_min(strlen(message), sizeof message - 64) - 6;
+    const int n = snprintf(error->message, sizeof message, "%s%s: ", length > room ? "..." : "",
+                           name + length - moe_min(length, room));
+    snprintf(error->message + n, sizeof message - (size_t)n, "%s", message);
+    return status;
+}
+
+/* Fail if another process has written to a mapped file. Its pages may then be unverified or, after truncation, missing.
+ * This is checked before and after every run and before every other use of mapped numbers. */
+static moe_status moe_check_unchanged(const moe_file *f, moe_error *error) {
+    const struct stat *then = &f->origin.opened;
+    struct stat now;
+    if (f->origin.fd < 0 ||
+        (fstat(f->origin.fd, &now) == 0 && now.st_size == then->st_size &&
+         MOE_MTIME(now).tv_sec == MOE_MTIME(*then).tv_sec && MOE_MTIME(now).tv_nsec == MOE_MTIME(*then).tv_nsec))
+        return MOE_OK;
+    moe_fail(error, MOE_ERROR_IO, "model",
+             "the model file was modified or cut off while in use: reopen it, and replace models by renaming");
+    return moe_named(f->origin.name, MOE_ERROR_IO, error);
+}
+
 static const char *moe_tensor_data(const moe_file *f, const moe_tensor_info *t) {
     return f->data + (t->offset - f->moved[t - f->tensors]);
 }
@@ -4569,16 +4669,17 @@ static moe_status moe_compare_piece(const moe_file *f, const moe_tensor_info *t,
     char where[96], expert[32] = "";
     snprintf(where, sizeof where, "tensor %.*s", length, t->name.data);
     if (t->slabs) snprintf(expert, sizeof expert, "expert %zu of ", piece);
-    if (moe_crc32(0, data, bytes) != (t->slabs ? t->slabs[piece] : t->checksum))
-        return moe_fail(error, MOE_ERROR_FORMAT, where,
-                        "checksum mismatch in %s%.*s: the file is damaged; download it again", expert, length,
-                        t->name.data);
+    if (moe_crc32(0, data, bytes) != (t->slabs ? t->slabs[piece] : t->checksum)) {
+        moe_fail(error, MOE_ERROR_FORMAT, where, "checksum mismatch in %s%.*s: the file is damaged; download it again",
+                 expert, length, t->name.data);
+        return moe_named(f->origin.name, MOE_ERROR_FORMAT, error);
+    }
     for (size_t i = piece * slabs; i < (piece + 1) * slabs; i++)
         for (int down = 0; down < 2; down++) {
             const moe_matrix m = moe_tensor_matrix(t, data, i - piece * slabs, down);
-            if (moe_broken_scale(&m) < m.rows)
-                return moe_fail(error, MOE_ERROR_FORMAT, where, "invalid scale in expert %zu of %.*s", i, length,
-                                t->name.data);
+            if (moe_broken_scale(&m) == m.rows) continue;
+            moe_fail(error, MOE_ERROR_FORMAT, where, "invalid scale in expert %zu of %.*s", i, length, t->name.data);
+            return moe_named(f->origin.name, MOE_ERROR_FORMAT, error);
         }
     if (f->checked) atomic_store_explicit(&f->checked[f->pieces[t - f->tensors] + piece], 1, memory_order_relaxed);
     return MOE_OK;
@@ -4619,16 +4720,18 @@ static moe_status moe_report_damage(const moe_file *f, moe_damage *damage, moe_e
     do t--;
     while (f->pieces[t - f->tensors] > piece);
     MOE_TRY(moe_compare_held(f, t, piece - f->pieces[t - f->tensors], error));
-    return moe_fail(error, MOE_ERROR_IO, "model", "the model file changed while in use");
+    moe_fail(error, MOE_ERROR_IO, "model", "the model file changed while in use");
+    return moe_named(f->origin.name, MOE_ERROR_IO, error);
 }
 
 /* ---- Streamed files ---- */
 
 /* Read a slab of a streamed file into memory aligned to MOE_SLAB_ALIGN. Returns 0 or errno. */
 static int moe_read_slab(const moe_file *f, char *slab, size_t bytes, uint64_t from, size_t *got) {
-    const int code = moe_read_at(f->fd, slab, bytes, from, got);
+    const int code = moe_read_at(f->fd, slab, bytes, f->origin.base + from, got);
 #if defined(POSIX_FADV_DONTNEED)
-    if (!f->direct) posix_fadvise(f->fd, (off_t)from, (off_t)bytes, POSIX_FADV_DONTNEED); /* best effort */
+    if (!f->direct)
+        posix_fadvise(f->fd, (off_t)(f->origin.base + from), (off_t)bytes, POSIX_FADV_DONTNEED); /* best effort */
 #endif
     return code;
 }
@@ -4645,13 +4748,14 @@ static moe_status moe_read_expert(const moe_file *f, const moe_tensor_info *t, s
     const int code = moe_read_slab(f, slab, bytes, from, &got);
     snprintf(where, sizeof where, "%.*s expert %zu", (int)moe_min(layer ? name.length - n : name.length, 64), name.data,
              expert);
-    if (code) return moe_fail(error, MOE_ERROR_IO, where, "%s: %s", where, strerror(code));
-    if (got == bytes) return MOE_OK;
-    return moe_fail(error, MOE_ERROR_IO, where, "%s: the file is truncated at byte %" PRIu64, where, from + got);
+    if (!code && got == bytes) return MOE_OK;
+    if (code) moe_fail(error, MOE_ERROR_IO, where, "%s: %s", where, strerror(code));
+    else moe_fail(error, MOE_ERROR_IO, where, "%s: the file is truncated at byte %" PRIu64, where, from + got);
+    return moe_named(f->origin.name, MOE_ERROR_IO, error);
 }
 
 /* Switch to reads that bypass the page cache if such a read of the block at `from` returns the same bytes as a normal
- * read. Some FUSE file systems return other bytes. */
+ * read. Some FUSE file systems return other bytes. A descriptor that the caller shares keeps its flags. */
 static void moe_read_directly(moe_file *f, uint64_t from) {
     char room[3 * MOE_SLAB_ALIGN], *direct = room + (MOE_SLAB_ALIGN - (uintptr_t)room % MOE_SLAB_ALIGN);
     char *block = direct + MOE_SLAB_ALIGN;
@@ -4660,6 +4764,7 @@ static void moe_read_directly(moe_file *f, uint64_t from) {
     f->direct = fcntl(f->fd, F_NOCACHE, 1) != -1;
 #endif
     const int flags = MOE_O_DIRECT ? fcntl(f->fd, F_GETFL) : -1;
+    from += f->origin.base;
     if (flags < 0 || moe_read_at(f->fd, block, MOE_SLAB_ALIGN, from, &got[0]) ||
         fcntl(f->fd, F_SETFL, flags | MOE_O_DIRECT) < 0)
         return;
@@ -4669,7 +4774,7 @@ static void moe_read_directly(moe_file *f, uint64_t from) {
 }
 
 /* Map memory for a file with a parsed header and read the whole file except the slabs of experts. */
-static moe_status moe_file_stream(moe_file *f, int fd, moe_error *error) {
+static moe_status moe_file_stream(moe_file *f, moe_error *error) {
     const moe_tensor_info *experts = NULL;
     uint64_t missing = f->n_tensors ? f->tensors[0].offset / MOE_SLAB_ALIGN * MOE_SLAB_ALIGN : 0, at = missing;
     for (size_t i = 0; i < f->n_tensors; i++) {
@@ -4687,8 +4792,9 @@ static moe_status moe_file_stream(moe_file *f, int fd, moe_error *error) {
     if (data == MAP_FAILED)
         return moe_fail(error, MOE_ERROR_MEMORY, "stream", "out of memory: cannot load %zu MB of non-expert weights",
                         f->held >> 20);
-    f->data = data;
-    f->fd = fd;
+    f->data = f->origin.mapping = data;
+    f->origin.mapped = f->held;
+    f->fd = f->origin.fd;
     for (size_t i = 0; i <= f->n_tensors; i++) {
         const int last = i == f->n_tensors;
         if (!last && !f->tensors[i].experts) continue;
@@ -4703,7 +4809,7 @@ static moe_status moe_file_stream(moe_file *f, int fd, moe_error *error) {
         if (!last) at = end + f->tensors[i].bytes;
     }
     mprotect((void *)(uintptr_t)f->data, f->held, PROT_READ);
-    if (experts) moe_read_directly(f, experts->offset);
+    if (experts && !f->origin.shared) moe_read_directly(f, experts->offset);
     return MOE_OK;
 }
 
@@ -5107,7 +5213,11 @@ static moe_status moe_save_run(moe_save *s, const char *path) {
         status = moe_fail(s->error, MOE_ERROR_MEMORY, "save", "out of memory: converting a tensor needs %zu bytes",
                           piece_bytes);
     if (status == MOE_OK) status = moe_output_begin(&s->out, path, s->file_bytes, s->error);
-    if (status == MOE_OK) status = moe_output_end(&s->out, moe_save_all(s), s->error);
+    if (status == MOE_OK) {
+        status = moe_save_all(s);
+        if (s->old && status == MOE_OK) status = moe_check_unchanged(s->old, s->error);
+        status = moe_output_end(&s->out, status, s->error);
+    }
     moe_release(a, s->header, s->header_bytes);
     moe_release(a, s->piece, piece_bytes);
     moe_release(a, s->row, row_bytes);
@@ -7027,7 +7137,7 @@ static void moe_compute_mix_row(const moe_run *run, const moe_node *t, size_t ro
 
 /* ==== 29. Ops: output =========================================================================================
  * The output layer and its results for the search: the best tokens of a row and their log-probabilities. The [rows,
- * vocabulary] matrix of logits exists only for traces. */
+ * vocabulary] matrix of logits exists only for traces and callbacks. */
 
 enum { MOE_OUTPUT_ROWS = 64 }; /* maximum rows of a task, which computes MOE_OUTPUT_CHUNK tokens */
 
@@ -7035,7 +7145,7 @@ static void moe_op_output(moe_graph *g, const moe_output_op *output, moe_node *x
     moe_node *t =
         moe_add_node(g, MOE_OP_OUTPUT, moe_op_factor(g, output->w, x), NULL, output->w->rows, "decoder.logits");
     t->output = *output;
-    if (!g->traced) t->stride = 0;
+    if (!g->traced && !g->changed) t->stride = 0;
 }
 
 static void moe_output_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
@@ -7091,10 +7201,14 @@ static void moe_take_used(const uint32_t *used, const int32_t *list, float *x, s
     }
 }
 
+/* All logits are computed and used at once, unless a callback changes them in between. */
+typedef enum moe_output_stage { MOE_LOGITS_AT_ONCE, MOE_LOGITS_STORE, MOE_LOGITS_LOAD } moe_output_stage;
+
 typedef struct moe_output_job {
     const moe_run *run;
     const moe_node *t;
     size_t groups;
+    moe_output_stage stage;
 } moe_output_job;
 
 /* The logits of a row for n tokens, starting at a column of the vocabulary or of a list. */
@@ -7134,6 +7248,15 @@ static void moe_output_logits(const moe_run *run, const moe_node *t, size_t row0
         for (; i < end && (size_t)list->ids[i] < first + 16; i++)
             for (size_t r = 0; r < rows; r++)
                 out->y[r * stride + i - out->column] = block[r * 16 + (size_t)list->ids[i] - first];
+    }
+}
+
+/* Copy logits to or from the matrix of all logits. */
+static void moe_exchange_logits(const moe_node *t, size_t row, const moe_logits *l, int load) {
+    for (size_t i = 0; i < l->n; i++) {
+        float *stored = moe_row_of(t, row) + (l->list ? (size_t)l->list->ids[l->column + i] : l->column + i);
+        if (load) l->y[i] = *stored;
+        else *stored = l->y[i];
     }
 }
 
@@ -7215,12 +7338,12 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
     if (l.column >= all) return;
     l.n = moe_min(MOE_OUTPUT_CHUNK, all - l.column);
     l.y = moe_thread_of(t, thread);
-    moe_output_logits(job->run, t, row0, rows, &l, stride);
+    if (job->stage != MOE_LOGITS_LOAD) moe_output_logits(job->run, t, row0, rows, &l, stride);
     for (size_t row = row0; row < row0 + rows; row++, l.y += stride) {
         const size_t at = row * work->chunks + chunk;
         float *logit;
-        for (size_t i = 0; t->stride && i < l.n; i++)
-            moe_row_of(t, row)[l.list ? (size_t)l.list->ids[l.column + i] : l.column + i] = l.y[i];
+        if (t->stride) moe_exchange_logits(t, row, &l, job->stage == MOE_LOGITS_LOAD);
+        if (job->stage == MOE_LOGITS_STORE) continue;
         for (size_t i = o->n_suppressed; i < o->n_never && !l.list; i++) /* lists do not contain these tokens */
             moe_forbid(moe_logit_of(&l, o->never[i]));
         work->max[at] = kernels->max(l.y, l.n);
@@ -7241,8 +7364,8 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
     }
 }
 
-static int moe_needs_no_logits(const moe_run *run, const moe_node *t, size_t row) {
-    return !t->stride && run->frame->beam.want[row] == MOE_NO_LOGITS;
+static int moe_needs_no_logits(const moe_run *run, size_t row) {
+    return !run->graph->traced && run->frame->beam.want[row] == MOE_NO_LOGITS;
 }
 
 /* Combine the chunks of a row: logp = (logit - max) - log sum exp(logit - max). */
@@ -7254,7 +7377,7 @@ static void moe_output_join(const moe_run *run, const moe_node *t, size_t row) {
                  end = first + (list ? moe_divide_up(list->n, MOE_OUTPUT_CHUNK) : work->chunks);
     const moe_weighing by = { 1 + run->graph->penalised, f->penalty ? f->penalty[row] : 1.0f, f->top_weighed != NULL };
     float max = moe_from_bits(0xff800000u), sum = 0.0f, log_sum;
-    if (moe_needs_no_logits(run, t, row)) return;
+    if (moe_needs_no_logits(run, row)) return;
     for (size_t c = first; c < end; c++) max = work->max[c] > max ? work->max[c] : max;
     for (size_t c = first; c < end; c++) sum = sum + work->sum[c] * moe_expf(work->max[c] - max);
     log_sum = moe_logf(sum);
@@ -7284,13 +7407,13 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
     const moe_beam *f = &run->frame->beam;
     const size_t rows = run->frame->rows;
     const moe_output_work *work = &t->work.output;
-    moe_output_job job = { run, t, 0 };
+    moe_output_job job = { run, t, 0, run->frame->change ? MOE_LOGITS_STORE : MOE_LOGITS_AT_ONCE };
     size_t *first = work->first, chunks = 0, sampled = 0;
     for (size_t i = 0; i < run->graph->threads * rows * run->graph->top; i++)
         work->seen[i] = moe_from_bits(0xff800000u);
     for (size_t row = 0; row < rows; row++) {
         const moe_list *list = moe_list_of(f, row);
-        if (moe_needs_no_logits(run, t, row)) continue;
+        if (moe_needs_no_logits(run, row)) continue;
         if (moe_is_sampled(run, row)) work->sampled[row] = sampled++;
         size_t *last = job.groups ? first + 2 * (job.groups - 1) : NULL;
         if (!last || last[1] != row || row - last[0] == MOE_OUTPUT_ROWS || list != moe_list_of(f, row - 1))
@@ -7302,6 +7425,11 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
             moe_forbid(&f->want_logprob[row]); /* the list lacks end tokens that are never generated */
     }
     moe_pool_run(run->pool, chunks * job.groups, moe_output_task, &job);
+    if (job.stage == MOE_LOGITS_STORE && !moe_pool_cancelled(run->pool)) {
+        run->frame->change(run->frame->change_user, moe_row_of(t, 0), t->stride);
+        job.stage = MOE_LOGITS_LOAD;
+        moe_pool_run(run->pool, chunks * job.groups, moe_output_task, &job);
+    }
     moe_for_rows(run, t, rows, 512 * chunks, moe_output_join);
 }
 
@@ -8383,7 +8511,7 @@ static const char *const moe_gate_names[] = { "softmax", "topk", "threshold", "s
  * which is exact up to 2^24. A sentence may use the tokens listed for its source tokens and those below `first`. */
 typedef struct moe_shortlist {
     const float *offsets, *ids; /* [source vocabulary + 1], [n]; NULL without a shortlist */
-    size_t first;
+    size_t n, first;
     size_t multiple; /* tokens from `first` on are added until the list's length is a multiple of this */
     int shared;      /* 1 if translations may also use the tokens of the source */
 } moe_shortlist;
@@ -8393,9 +8521,7 @@ struct moe_model {
     atomic_size_t holders; /* number of sessions, plus 1 until the caller closes the model */
     moe_allocator allocator;
     moe_file file;
-    int mapped;         /* 1 if the model must unmap the file's data */
-    int fd;             /* descriptor of a mapped or streamed file, else -1 */
-    struct stat opened; /* status of the file when it was opened */
+    char *name; /* copy of the origin's name, or NULL */
     moe_kind kind;
     int32_t vocabulary, bos, eos;
     int32_t ends[MOE_MAX_ENDS]; /* [n_ends] end tokens, eos first */
@@ -8631,12 +8757,13 @@ static int moe_are_whole(const float *v, size_t n, size_t end) {
     return fine;
 }
 
-/* Bind and check the shortlist; its numbers are not checked again before use. */
+/* Bind and check the shortlist. */
 static void moe_bind_shortlist(moe_reader *r, moe_model *m) {
     const size_t tokens = (size_t)m->source_vocabulary, vocabulary = (size_t)m->vocabulary, most = (1 << 24) - 1;
     const size_t n = (size_t)moe_read_int(r, moe_read(r, "shortlist.entries"), 0, most, 0);
     moe_shortlist *s = &m->shortlist;
     if (!n) return;
+    s->n = n;
     s->first = (size_t)moe_read_int(r, moe_read(r, "shortlist.first"), 0, m->vocabulary, 0);
     s->multiple = (size_t)moe_read_int(r, moe_read(r, "shortlist.multiple"), 1, 1024, 1);
     s->shared = (int)moe_read_int(r, moe_read(r, "shortlist.shared"), 0, !m->separate, 0);
@@ -8723,20 +8850,6 @@ static int moe_is_never(const moe_model *m, int32_t id) {
 
 /* ---- Opening and closing ---- */
 
-/* Fail if another process has written to a mapped file. Its pages may then be unverified or, after truncation, missing.
- * Changes during a step are not detected. */
-static moe_status moe_check_unchanged(const moe_model *m, moe_error *error) {
-    const struct stat *then = &m->opened;
-    struct stat now;
-    if (m->fd < 0 ||
-        (fstat(m->fd, &now) == 0 && now.st_size == then->st_size && MOE_MTIME(now).tv_sec == MOE_MTIME(*then).tv_sec &&
-         MOE_MTIME(now).tv_nsec == MOE_MTIME(*then).tv_nsec))
-        return MOE_OK;
-    return moe_fail(error, MOE_ERROR_IO, "model",
-                    "the model file was modified or truncated while in use: reopen it, and replace models by "
-                    "renaming");
-}
-
 static moe_status moe_verify_streamed(const moe_model *m, const moe_tensor_info *t, moe_error *error) {
     const size_t room = (size_t)(t->bytes / t->dims[0]) + MOE_SLAB_ALIGN;
     char *memory = m->allocator.allocate(m->allocator.user, room);
@@ -8753,131 +8866,199 @@ static moe_status moe_verify_streamed(const moe_model *m, const moe_tensor_info 
 }
 
 moe_status moe_model_verify(const moe_model *m, moe_error *error) {
-    MOE_TRY(moe_check_unchanged(m, error));
-    for (size_t i = 0; i < m->file.n_tensors; i++) {
+    moe_status status = moe_check_unchanged(&m->file, error);
+    for (size_t i = 0; i < m->file.n_tensors && !status; i++) {
         const moe_tensor_info *t = &m->file.tensors[i];
-        MOE_TRY(m->file.fd >= 0 && t->experts ? moe_verify_streamed(m, t, error)
-                                              : moe_check_tensor(&m->file, t, NULL, error));
+        status = m->file.fd >= 0 && t->experts ? moe_verify_streamed(m, t, error)
+                                               : moe_check_tensor(&m->file, t, NULL, error);
+        if (status) MOE_TRY(moe_check_unchanged(&m->file, error)); /* changed rather than damaged */
     }
-    return MOE_OK;
+    return status;
 }
 
-/* Create a model from a file that starts with data[held]. If data holds only the header, read the rest from fd. */
-static moe_status moe_model_create(const void *data, size_t bytes, size_t held, int fd, const moe_model_params *params,
-                                   moe_model **out, moe_error *error) {
+static void moe_origin_close(const moe_origin *o) {
+    if (o->mapping) munmap(o->mapping, o->mapped);
+    if (o->fd >= 0) close(o->fd);
+}
+
+/* Copy the origin's name, allocate the flags of verified pieces, and read a streamed file. */
+static moe_status moe_model_prepare(moe_model *m, const moe_origin *from, int verify, int stream, moe_error *error) {
+    const size_t length = from->name ? strlen(from->name) + 1 : 0;
+    if (length) m->name = moe_allocate_zeroed(&m->allocator, length);
+    if (m->name) m->file.origin.name = memcpy(m->name, from->name, length);
+    if (length && !m->name) return moe_fail(error, MOE_ERROR_MEMORY, "model", "out of memory for the model's name");
+    if (verify >= 0) m->file.checked = moe_allocate_zeroed(&m->allocator, m->file.n_pieces * sizeof *m->file.checked);
+    if (verify >= 0 && !m->file.checked)
+        return moe_fail(error, MOE_ERROR_MEMORY, "model", "out of memory for verifying tensors");
+    return stream ? moe_file_stream(&m->file, error) : MOE_OK;
+}
+
+/* Create a model from a file that starts with data[held]. If data holds only the header, read the rest from the file of
+ * `from`. Takes over the descriptor and mapping of `from` even on failure. */
+static moe_status moe_model_create(const moe_origin *from, const void *data, size_t bytes, size_t held,
+                                   const moe_model_params *params, moe_model **out, moe_error *error) {
     moe_allocator a = moe_allocator_or_default(&params->allocator);
     const int verify = params->verify;
     moe_model *m = moe_allocate_zeroed(&a, sizeof *m);
-    if (!m) return moe_fail(error, MOE_ERROR_MEMORY, "model", "out of memory for the model");
+    if (!m) {
+        moe_origin_close(from);
+        return moe_fail(error, MOE_ERROR_MEMORY, "model", "out of memory for the model");
+    }
     m->self = m;
     m->holders = 1;
     m->allocator = a;
-    m->fd = -1;
     moe_status status = moe_file_parse(&m->file, data, bytes, held, &a, error);
-    if (status == MOE_OK && verify >= 0) {
-        m->file.checked = moe_allocate_zeroed(&a, m->file.n_pieces * sizeof *m->file.checked);
-        if (!m->file.checked)
-            status = moe_fail(error, MOE_ERROR_MEMORY, "model", "out of memory for verifying tensors");
-    }
-    if (status == MOE_OK && fd >= 0) status = moe_file_stream(&m->file, fd, error);
-    if (m->file.fd >= 0) m->mapped = 1;
+    m->file.origin = *from;
+    m->file.origin.name = NULL;
+    if (status == MOE_OK) status = moe_model_prepare(m, from, verify, params->stream, error);
     if (status == MOE_OK && (verify == 1 || (verify == 0 && bytes <= MOE_VERIFY_BYTES)))
         status = moe_model_verify(m, error);
     if (status == MOE_OK) status = moe_bind(m, error);
-    if (status != MOE_OK) {
-        moe_model_close(m); /* the caller unmaps its own mapping */
-        return status;
+    if (from->fd >= 0 && (status == MOE_OK || status == MOE_ERROR_FORMAT)) { /* changed rather than damaged */
+        const moe_status changed = moe_check_unchanged(&m->file, error);
+        if (changed) status = changed;
     }
+    if (status != MOE_OK) return moe_model_close(m), status;
     *out = m;
     return MOE_OK;
 }
 
-moe_status moe_model_open_memory_sized(const void *data, size_t bytes, const moe_model_params *given, size_t size,
-                                       moe_model **out, moe_error *error) {
-    moe_model_params params;
-    MOE_TRY(moe_take_struct(&params, sizeof params, given, size, "moe_model_params", error));
-    if (!data || (uintptr_t)data % MOE_ALIGN)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "data", "the model data must be aligned to %d bytes", MOE_ALIGN);
-    if (params.stream) return moe_fail(error, MOE_ERROR_ARGUMENT, "stream", "stream must be 0 for a model in memory");
-    return moe_model_create(data, bytes, bytes, -1, &params, out, error);
+/* Read `bytes` bytes of a model at offset `from`. Returns 0 or errno. */
+static int moe_read_source(const moe_source *s, int fd, void *data, size_t bytes, uint64_t from) {
+    size_t got = bytes;
+    const int code = s->data   ? (memcpy(data, (const char *)s->data + s->offset + from, bytes), 0)
+                     : s->read ? s->read(s->user, data, bytes, s->offset + from)
+                               : moe_read_at(fd, data, bytes, s->offset + from, &got);
+    return code || got == bytes ? code : EIO; /* the file has become shorter */
 }
 
-/* Return anonymous mapped memory with the contents of a file, or MAP_FAILED. */
-static void *moe_read_file(int fd, size_t bytes) {
-    size_t got;
-    char *data = moe_map_memory(bytes);
-    if (data == MAP_FAILED) return data;
-    const int code = moe_read_at(fd, data, bytes, 0, &got);
-    if (code || got < bytes) {
-        munmap(data, bytes);
-        errno = code ? code : EIO; /* the file has become shorter */
-        return MAP_FAILED;
-    }
-    mprotect(data, bytes, PROT_READ);
-    return data;
+/* Set the origin's mapping to anonymous memory with the contents of a model. */
+static moe_status moe_copy_source(const moe_source *s, size_t bytes, moe_origin *o, moe_error *error) {
+    void *data = moe_map_memory(bytes);
+    int code = data == MAP_FAILED ? errno : 0;
+    if (!code) o->mapping = data, o->mapped = bytes;
+    if (!code) code = moe_read_source(s, o->fd, data, bytes, 0);
+    if (!code) mprotect(data, bytes, PROT_READ);
+    if (o->fd >= 0) close(o->fd);
+    o->fd = -1;
+    if (!code) return MOE_OK;
+    moe_origin_close(o);
+    return moe_fail(error, data == MAP_FAILED ? MOE_ERROR_MEMORY : MOE_ERROR_IO, "copy", "cannot %s the model: %s",
+                    data == MAP_FAILED ? "allocate memory for" : "read", strerror(code));
+}
+
+/* Map the model in the origin's file. The mapping starts at the preceding page boundary. */
+static moe_status moe_map_source(size_t bytes, moe_origin *o, moe_error *error) {
+    const size_t skip = (size_t)(o->base % (uint64_t)sysconf(_SC_PAGESIZE));
+    o->mapped = bytes + skip;
+    o->mapping = mmap(NULL, o->mapped, PROT_READ, MAP_PRIVATE, o->fd, (off_t)(o->base - skip));
+    if (o->mapping != MAP_FAILED) return MOE_OK;
+    const int code = errno;
+    o->mapping = NULL;
+    moe_origin_close(o);
+    return moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map the file: %s", strerror(code));
 }
 
 /* Open a streamed model: read everything except the experts, which the header locates. */
-static moe_status moe_model_stream(int fd, size_t bytes, const moe_model_params *params, moe_model **out,
-                                   moe_error *error) {
+static moe_status moe_model_stream(const moe_source *s, const moe_origin *o, size_t bytes,
+                                   const moe_model_params *params, moe_model **out, moe_error *error) {
     const moe_allocator a = moe_allocator_or_default(&params->allocator);
     moe_header h = { .header_bytes = 0 };
-    size_t got, held;
-    int code = moe_read_at(fd, (char *)&h, sizeof h, 0, &got);
-    held = moe_min(bytes, moe_max(sizeof h, moe_min(MOE_MAX_HEADER, (size_t)h.header_bytes)));
+    int code = moe_read_source(s, o->fd, &h, moe_min(bytes, sizeof h), 0);
+    const size_t held = moe_min(bytes, moe_max(sizeof h, moe_min(MOE_MAX_HEADER, (size_t)h.header_bytes)));
     char *header = a.allocate(a.user, held);
-    if (!header) return moe_fail(error, MOE_ERROR_MEMORY, "header", "out of memory for a header of %zu bytes", held);
-    if (!code) code = moe_read_at(fd, header, held, 0, &got);
-    const moe_status status = code || got < held ? moe_fail(error, MOE_ERROR_IO, "header", "cannot read the file: %s",
-                                                            code ? strerror(code) : "unexpected end of file")
-                                                 : moe_model_create(header, bytes, held, fd, params, out, error);
+    if (header && !code) code = moe_read_source(s, o->fd, header, held, 0);
+    if (header && !code) {
+        const moe_status status = moe_model_create(o, header, bytes, held, params, out, error);
+        moe_release(&a, header, held);
+        return status;
+    }
+    moe_origin_close(o);
     moe_release(&a, header, held);
+    if (!header) return moe_fail(error, MOE_ERROR_MEMORY, "header", "out of memory for a header of %zu bytes", held);
+    return moe_fail(error, MOE_ERROR_IO, "header", "cannot read the file: %s", strerror(code));
+}
+
+/* Open or duplicate the descriptor of a model's file, and determine the size of the model. */
+static moe_status moe_open_file(const moe_source *s, moe_origin *o, uint64_t *bytes, moe_error *error) {
+    o->fd = s->path ? open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) /* O_NONBLOCK: do not wait for a FIFO's writer */
+                    : fcntl(s->fd, F_DUPFD_CLOEXEC, 0);
+    if (o->fd < 0 && s->path)
+        return moe_fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", s->path, strerror(errno));
+    if (o->fd < 0) return moe_fail(error, MOE_ERROR_IO, "open", "cannot use descriptor %d: %s", s->fd, strerror(errno));
+    moe_status status = MOE_OK;
+    if (fstat(o->fd, &o->opened) != 0 || !S_ISREG(o->opened.st_mode))
+        status = moe_fail(error, MOE_ERROR_IO, "open", "not a regular file");
+    const uint64_t size = status || o->opened.st_size < 0 ? 0 : (uint64_t)o->opened.st_size,
+                   rest = size - moe_min(size, s->offset);
+    if (!status && (s->offset > size || s->bytes > rest))
+        status = moe_fail(error, MOE_ERROR_FORMAT, "offset",
+                          "%" PRIu64 " bytes at offset %" PRIu64 " exceed the file, which has %" PRIu64 " bytes",
+                          s->bytes, s->offset, size);
+    *bytes = s->bytes ? s->bytes : rest;
+    if (status) close(o->fd);
     return status;
 }
 
-moe_status moe_model_open_sized(const char *path, const moe_model_params *given, size_t size, moe_model **out,
-                                moe_error *error) {
+static moe_status moe_open_source(const moe_source *s, const moe_model_params *params, moe_model **out,
+                                  moe_error *error) {
+    moe_origin o = { .name = s->name, .fd = -1, .shared = !s->path, .base = s->offset };
+    const char *data = s->data ? (const char *)s->data + s->offset : NULL;
+    const int file = !s->data && !s->read, copy = s->read || (params->copy && !params->stream);
+    uint64_t bytes = s->bytes;
+    if ((s->path != NULL) + (s->data != NULL) + (s->read != NULL) > 1)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "moe_source", "set only one of path, data and read");
+    if (!file && params->stream)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "stream", "stream must be 0: only files can be streamed");
+    if (!copy && (file ? s->offset : (uintptr_t)data) % MOE_ALIGN)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, file ? "offset" : "data",
+                        "the model must be aligned to %d bytes, unless it is copied (moe_model_params.copy)",
+                        MOE_ALIGN);
+    if (file) MOE_TRY(moe_open_file(s, &o, &bytes, error));
+    if (!bytes || bytes > SIZE_MAX / 2) {
+        moe_origin_close(&o);
+        return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "empty or too large to map");
+    }
+    if (params->stream) return moe_model_stream(s, &o, (size_t)bytes, params, out, error);
+    if (copy) MOE_TRY(moe_copy_source(s, (size_t)bytes, &o, error));
+    else if (file) MOE_TRY(moe_map_source((size_t)bytes, &o, error));
+    if (copy) data = o.mapping;
+    else if (file) data = (const char *)o.mapping + (o.mapped - (size_t)bytes);
+    return moe_model_create(&o, data, (size_t)bytes, (size_t)bytes, params, out, error);
+}
+
+moe_status moe_model_open_source_sized(const moe_source *given, size_t source_size,
+                                       const moe_model_params *given_params, size_t size, moe_model **out,
+                                       moe_error *error) {
+    moe_source s;
     moe_model_params params;
-    struct stat info;
-    void *data = MAP_FAILED;
-    size_t bytes = 0;
-    moe_status status;
-    MOE_TRY(moe_take_struct(&params, sizeof params, given, size, "moe_model_params", error));
-    const int copied = params.copy && !params.stream;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: do not wait for the writer of a FIFO */
-    if (fd < 0) return moe_fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", path, strerror(errno));
-    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-        status = moe_fail(error, MOE_ERROR_IO, "open", "%s is not a regular file", path);
-    } else if (info.st_size <= 0 || (uint64_t)info.st_size > SIZE_MAX / 2) {
-        status = moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "%s is empty or too large to map", path);
-    } else if (params.stream) {
-        status = moe_model_stream(fd, (size_t)info.st_size, &params, out, error);
-    } else {
-        bytes = (size_t)info.st_size;
-        data = params.copy ? moe_read_file(fd, bytes) : mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-        status = data != MAP_FAILED
-                     ? moe_model_create(data, bytes, bytes, -1, &params, out, error)
-                     : moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map or read %s: %s", path, strerror(errno));
-    }
-    if (status == MOE_OK) {
-        (*out)->mapped = 1;
-        (*out)->opened = info;
-        if (!copied) (*out)->fd = fd;
-    } else if (data != MAP_FAILED) {
-        munmap(data, bytes);
-    }
-    if (status != MOE_OK || copied) close(fd);
-    return status;
+    MOE_TRY(moe_take_struct(&s, sizeof s, given, source_size, "moe_source", error));
+    MOE_TRY(moe_take_struct(&params, sizeof params, given_params, size, "moe_model_params", error));
+    if (!s.name) s.name = s.path;
+    return moe_named(s.name, moe_open_source(&s, &params, out, error), error);
+}
+
+moe_status moe_model_open_sized(const char *path, const moe_model_params *params, size_t size, moe_model **out,
+                                moe_error *error) {
+    const moe_source s = { .path = path ? path : "" };
+    return moe_model_open_source_sized(&s, sizeof s, params, size, out, error);
+}
+
+moe_status moe_model_open_memory_sized(const void *data, size_t bytes, const moe_model_params *params, size_t size,
+                                       moe_model **out, moe_error *error) {
+    const moe_source s = { .data = data, .bytes = bytes };
+    if (!data) return moe_fail(error, MOE_ERROR_ARGUMENT, "data", "the model data must not be NULL");
+    return moe_model_open_source_sized(&s, sizeof s, params, size, out, error);
 }
 
 void moe_model_close(moe_model *m) {
     if (!m || atomic_fetch_sub(&m->holders, 1) > 1) return;
     moe_allocator a = m->allocator;
-    if (m->mapped) munmap((void *)(uintptr_t)m->file.data, m->file.held);
+    moe_origin_close(&m->file.origin);
+    moe_release(&a, m->name, m->name ? strlen(m->name) + 1 : 0);
     moe_release(&a, m->layers, (m->n_encoder + m->n_decoder + 1) * sizeof *m->layers);
     moe_release(&a, m->never, m->n_never * sizeof *m->never);
     moe_file_free(&m->file, &a);
-    if (m->fd >= 0) close(m->fd);
     moe_release(&a, m, sizeof *m);
 }
 
@@ -8885,7 +9066,7 @@ moe_status moe_model_save_sized(const moe_model *m, const char *path, const moe_
                                 moe_error *error) {
     moe_save_params params;
     MOE_TRY(moe_take_struct(&params, sizeof params, given, size, "moe_save_params", error));
-    MOE_TRY(moe_check_unchanged(m, error));
+    MOE_TRY(moe_check_unchanged(&m->file, error));
     if (m->file.fd >= 0)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "stream", "cannot save a streamed model: open it without stream");
     return moe_file_save(&m->file, &m->allocator, path, &params, error);
@@ -9184,6 +9365,7 @@ struct moe_slot {
     size_t shown;                      /* index of the result's first token */
     uint32_t repeats[MOE_LOOP_WIDEST]; /* [period - 1] number of last tokens equal to those one period earlier */
     int broken;                        /* 1 if a log-probability was NaN */
+    int stops;                         /* 1 if the caller ends the translation before this step's token */
 };
 
 typedef struct moe_row {
@@ -9208,7 +9390,7 @@ MOE_SHARED void moe_slot_begin(moe_slot *slot) {
     const moe_live first = { 0.0f, 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0 };
     slot->active = 1;
     slot->steps = slot->ahead = slot->n_tokens = slot->n_finished = 0;
-    slot->broken = 0;
+    slot->broken = slot->stops = 0;
     for (size_t i = 0; i < MOE_LOOP_WIDEST; i++) slot->repeats[i] = 0;
     slot->live[0] = first;
     slot->n_live = 1;
@@ -9851,7 +10033,7 @@ static const moe_param_row moe_param_rows[] = {
     { MOE_PARAM(piece, 0, 1 << 16, 0, "piece", "0 to 65536",
                 "rows per step for prompts and prefixes (default: 512, or 32 per sentence with an encoder)") },
     { MOE_PARAM(context_memory, 0, 1 << 20, 0, "context-memory", "0 to 1048576",
-                "MB for cached keys and values of all sentences; 0 reserves the maximum (default: 0)") },
+                "MB for cached keys and values of all sentences; 0 reserves enough for usual prompts (default: 0)") },
     { MOE_PARAM(expert_memory, 0, MOE_AUTO, MOE_BYTES, "expert-memory", "a size such as 8G, or auto",
                 "memory for experts, which are read from the file on demand (default: map the whole file)") },
     { MOE_PARAM(max_constraints, 0, MOE_MAX_CONSTRAINTS, 0, MOE_HIDDEN), MOE_ONLY(constrains, "constraints") },
@@ -9918,6 +10100,21 @@ static int moe_can_rerank(const moe_model *m) {
     return m->source_tag == 1 && !m->separate && moe_model_language_count(m) > 1;
 }
 
+/* Return the number of positions of a model; SIZE_MAX if they are not limited. */
+static size_t moe_places(const moe_model *m) {
+    return moe_min(m->positions.rows ? m->positions.rows : SIZE_MAX, m->rotary.rows ? m->rotary.rows : SIZE_MAX);
+}
+
+static int moe_stated_source(const moe_model *m) { return (int)moe_meta_number(m, "limit.source", 2, 1 << 16, 512); }
+
+/* Return the default of max_source: in the file or, if it is larger, the longest prompt that the positions allow. */
+static int moe_default_source(const moe_model *m, int max_target) {
+    const int stated = moe_stated_source(m);
+    const size_t places = moe_places(m), target = max_target < 0 ? 0 : (size_t)max_target;
+    if (!m->prompted || places > 1 << 20 || places < target + (size_t)stated) return stated;
+    return (int)(places - target);
+}
+
 static moe_session_params moe_default_params(const moe_model *m) {
     moe_session_params p;
     memset(&p, 0, sizeof p);
@@ -9932,10 +10129,12 @@ static moe_session_params moe_default_params(const moe_model *m) {
     p.rules = m->rules;
     p.stop_loops = m->prompted;
     const int longest = (int)moe_meta_number(m, "decode.max_new", 1, 1 << 16, 0);
-    if (!longest) return p;
-    p.max_target = longest < p.max_target ? longest : p.max_target;
-    p.max_len_factor = 0;
-    p.max_len_offset = longest;
+    if (longest) {
+        p.max_target = longest < p.max_target ? longest : p.max_target;
+        p.max_len_factor = 0;
+        p.max_len_offset = longest;
+    }
+    p.max_source = moe_default_source(m, p.max_target);
     return p;
 }
 
@@ -10046,10 +10245,9 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     if (m->n_ends > 1 && p->min_target)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "min_target",
                         "min_target must be 0 for a model with several end tokens");
-    const size_t source = (size_t)p->max_source, target = (size_t)p->max_target,
+    if (p->max_source == moe_default_params(m).max_source) p->max_source = moe_default_source(m, p->max_target);
+    const size_t source = (size_t)p->max_source, target = (size_t)p->max_target, places = moe_places(m),
                  longest = m->prompted ? source + target : moe_max(source, target);
-    const size_t places =
-        moe_min(m->positions.rows ? m->positions.rows : SIZE_MAX, m->rotary.rows ? m->rotary.rows : SIZE_MAX);
     if (longest > places)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "max_source",
                         "max_source and max_target must be at most %zu %s, the model's number of positions", places,
@@ -10058,15 +10256,14 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
         if (p->attention)
             return moe_fail(error, MOE_ERROR_UNSUPPORTED, "attention",
                             "this model does not translate and has no attention");
+        if (p->next_token)
+            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "next_token", "this model does not generate tokens");
         p->max_source = 2;
         p->coverage_penalty = 0;
     }
     if (m->kind == MOE_MODEL_CLASSIFIER) p->max_target = 2;
     if (!p->piece) p->piece = m->prompted ? 512 : 1 + (int)moe_min(1024, 32 * (size_t)p->batch);
-    if (!p->threads) {
-        long processors = sysconf(_SC_NPROCESSORS_ONLN);
-        p->threads = processors < 1 ? 1 : processors > MOE_MAX_THREADS ? MOE_MAX_THREADS : (int)processors;
-    }
+    if (!p->threads) p->threads = moe_processors();
     return MOE_OK;
 }
 
@@ -10117,7 +10314,8 @@ struct moe_session {
     int device_index;     /* index of the device */
     int device_automatic; /* 1 if the caller named no device */
     moe_pool pool;
-    char *block; /* all arrays, except carried rows and activations of a device */
+    atomic_int busy; /* 1 during a call of moe_translate or moe_classify */
+    char *block;     /* all arrays, except carried rows and activations of a device */
     size_t block_bytes, carried_bytes, arena_bytes;
     void *device_carried, *device_arena;
     moe_graph graphs[MOE_GRAPHS];
@@ -10155,6 +10353,9 @@ struct moe_session {
     /* results */
     moe_hypothesis *hypotheses; /* [nbest of the search] */
     int32_t *results;           /* result of one sentence, written by moe_write_result */
+    /* arguments of the callback next_token, if any */
+    int32_t *next_ids;       /* [beam, max_target] */
+    const int32_t **next_of; /* [beam] rows of next_ids */
     moe_stats stats;
     /* set by moe_translate */
     moe_pull_fn pull;
@@ -10272,6 +10473,10 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
     if (s->search.beta != 0.0f && !s->search.rules.by_place)
         s->coverage_next = moe_carve(at, rows * max_source, sizeof(float));
     s->next = moe_carve(at, beam, sizeof *s->next);
+    if (s->params.next_token) {
+        s->next_ids = moe_carve(at, beam * max_target, sizeof *s->next_ids);
+        s->next_of = moe_carve(at, beam, sizeof *s->next_of);
+    }
     s->results = moe_carve(at, moe_most_words(&s->search), sizeof *s->results);
     moe_pages_layout(s, at);
 }
@@ -10365,13 +10570,19 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
 
 /* ---- Plan: resolve the parameters ---- */
 
-static moe_status moe_limit_pages(moe_session *s, moe_error *error) {
+/* Return the bytes of a page in all layers. */
+static size_t moe_page_bytes(const moe_session *s) {
     size_t bytes = 0;
     for (const moe_layer *layer = s->model->layers; layer < s->model->layers + s->model->n_layers; layer++)
         for (size_t k = 0; k < MOE_CARRIES; k++) {
             const moe_keep keep = moe_keep_of(layer, k, s->keep);
             if (layer->type->carries[k].by == MOE_BY_TOKEN) bytes += MOE_PAGE * moe_keep_bytes(&keep);
         }
+    return bytes;
+}
+
+static moe_status moe_limit_pages(moe_session *s, moe_error *error) {
+    const size_t bytes = moe_page_bytes(s);
     if (!bytes)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "context_memory",
                         "context_memory must be 0: the model has no cached keys and values");
@@ -10412,7 +10623,10 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     /* A request is pulled before its length is known, so capacity for the longest one is always free. */
     s->carried_rows[MOE_BY_SOURCE] = max_source + tokens + 32 * (s->n_slots - batch);
     s->carried_rows[MOE_BY_TOKEN] = s->token_rows * s->n_slots;
-    if (!s->api) s->n_pages = moe_divide_up(s->token_rows, MOE_PAGE) * s->n_slots;
+    /* Prompts are rarely longer than the file states. A longer one uses pages of other sentences, which wait. */
+    const size_t stated = (size_t)moe_stated_source(s->model) - 1, prompt = s->search.max_prompt,
+                 longer = s->params.context_memory ? 0 : moe_min(s->token_rows, prompt - moe_min(prompt, stated));
+    if (!s->api) s->n_pages = moe_divide_up(s->token_rows - longer, MOE_PAGE) * s->n_slots;
     if (s->params.context_memory) MOE_TRY(moe_limit_pages(s, error));
     if (s->n_pages) s->carried_rows[MOE_BY_TOKEN] = s->n_pages * MOE_PAGE;
     return MOE_OK;
@@ -10475,6 +10689,8 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
     MOE_TRY(moe_choose_kernels(p->isa ? p->isa : getenv("MOE_ISA"), &s->kernels, error));
     MOE_TRY(moe_check_gates(m, p, &gating, error));
     MOE_TRY(moe_choose_device(s, p->device ? p->device : getenv("MOE_DEVICE"), error));
+    if (s->api && m->prompted && p->max_source == moe_default_source(m, p->max_target)) /* no pages on a device */
+        p->max_source = moe_stated_source(m);
     s->search = moe_search_of(m, p);
     if (m->file.fd >= 0) s->bank.file = &m->file;
     else if (p->expert_memory)
@@ -10496,6 +10712,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                                     .penalised = s->search.used_words != 0,
                                     .samples = s->search.samples,
                                     .traced = p->trace != NULL,
+                                    .changed = p->next_token != NULL,
                                     .routed = p->routing != NULL,
                                     .gating = gating,
                                     .noise = p->noise,
@@ -10564,7 +10781,7 @@ static moe_status moe_session_bind(moe_session *s, moe_error *error) {
     if (s->api) MOE_TRY(s->api->bind(s->device, s->graphs, search, error));
     MOE_TRY(moe_pool_start(&s->pool, s->api ? 1 : (size_t)s->params.threads, error));
     if (s->bank.file) MOE_TRY(moe_bank_open(&s->bank, error));
-    MOE_TRY(moe_check_unchanged(s->model, error));
+    MOE_TRY(moe_check_unchanged(&s->model->file, error));
     if (f->checked) moe_pool_run(&s->pool, f->n_tensors, moe_verify_task, s);
     MOE_TRY(moe_report_damage(f, &s->damage, error));
     for (int g = 0; g < MOE_GRAPHS; g++) {
@@ -10588,10 +10805,23 @@ static moe_status moe_session_bind(moe_session *s, moe_error *error) {
     return MOE_OK;
 }
 
+/* Begin a call that uses the session until moe_session_leave. */
+static moe_status moe_session_enter(moe_session *s, moe_error *error) {
+    if (!atomic_exchange(&s->busy, 1)) return MOE_OK;
+    return moe_fail(error, MOE_ERROR_ARGUMENT, "session",
+                    "the session is in use by another call; create one session per thread");
+}
+
+static moe_status moe_session_leave(moe_session *s, moe_status status) {
+    atomic_store(&s->busy, 0);
+    return status;
+}
+
 static moe_status moe_check_device(const moe_session *s, moe_error *error) {
     const char *what = s->graphs[MOE_DECODER].routed                             ? "routing"
                        : s->params.context_memory                                ? "context_memory"
                        : s->params.attention                                     ? "attention"
+                       : s->params.next_token                                    ? "next_token"
                        : s->bank.file                                            ? "a streamed model"
                        : s->params.wire                                          ? "a wire between ranks"
                        : s->graphs[MOE_DECODER].noise                            ? "noise"
@@ -10600,12 +10830,11 @@ static moe_status moe_check_device(const moe_session *s, moe_error *error) {
     return what ? moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "%s is only supported on device cpu", what) : MOE_OK;
 }
 
-/* Report problems with the model's data that a run of a graph has found. */
+/* Report problems with the model's data that a run of a graph has found, or a file that changed during the run. */
 static moe_status moe_session_failure(moe_session *s, moe_error *error) {
-    MOE_TRY(moe_report_damage(&s->model->file, &s->damage, error));
-    if (!s->bank.file) return MOE_OK;
-    MOE_TRY(moe_bank_status(&s->bank, error));
-    return moe_check_unchanged(s->model, error); /* the file may have changed while it was read */
+    if (s->bank.file) MOE_TRY(moe_bank_status(&s->bank, error));
+    MOE_TRY(moe_check_unchanged(&s->model->file, error));
+    return moe_report_damage(&s->model->file, &s->damage, error);
 }
 
 /* Create a session that is not yet known to other ranks. */
@@ -10652,6 +10881,8 @@ moe_status moe_session_bytes(const moe_model *model, const moe_session_params *p
     moe_session_free(s);
     return status;
 }
+
+size_t moe_session_max_source(const moe_session *s) { return (size_t)s->params.max_source; }
 
 const moe_stat *moe_stat_at(size_t i) {
     enum { SUM, LEVEL, TEXT };
@@ -10776,7 +11007,7 @@ static moe_status moe_join_ranks(moe_ranks *r, const moe_session *s, moe_status 
 static moe_status moe_run_ranks(moe_session *s, int which, moe_status status, moe_error *error) {
     const moe_frame none = { .rows = 0 };
     for (int now = which;; now = which) {
-        if (!status) status = moe_check_unchanged(s->model, error);
+        if (!status) status = moe_check_unchanged(&s->model->file, error);
         MOE_TRY(moe_agree(&s->ranks, &now, status, error));
         if (now == MOE_GRAPHS) return MOE_OK;
         status = moe_run_frame(s, now, now == which ? &s->frames[which] : &none, error);
@@ -10787,7 +11018,7 @@ static moe_status moe_run_ranks(moe_session *s, int which, moe_status status, mo
 
 static moe_status moe_session_run(moe_session *s, int which, moe_error *error) {
     if (s->params.wire) return moe_run_ranks(s, which, MOE_OK, error);
-    MOE_TRY(moe_check_unchanged(s->model, error));
+    MOE_TRY(moe_check_unchanged(&s->model->file, error));
     return moe_run_frame(s, which, &s->frames[which], error);
 }
 
@@ -11258,8 +11489,11 @@ static moe_status moe_check_request(const moe_session *s, const moe_request *q, 
     if (moe_forced_token(m, q) < -1 || moe_forced_token(m, q) >= m->vocabulary)
         return MOE_BAD(why, "the forced token is outside the vocabulary");
     if (q->n_source > max_source || q->n_source + extra > max_source)
-        return moe_fail(why, MOE_ERROR_LIMIT, "request", "%zu source tokens exceed the limit of %zu",
-                        q->n_source + extra, max_source);
+        return moe_fail(why, MOE_ERROR_LIMIT, "request", "%zu source tokens exceed the limit of %zu%s",
+                        q->n_source + extra, max_source,
+                        s->api && m->prompted ? "; on a GPU, raise max_source, or use device cpu"
+                        : max_source + (m->prompted ? max_target : 0) < moe_places(m) ? "; raise max_source"
+                                                                                      : ", the model's positions");
     if (n_target + 1 > max_target || q->n_target > max_target)
         return moe_fail(why, MOE_ERROR_LIMIT, "request", "%zu target tokens exceed the limit of %zu", n_target + 1,
                         max_target);
@@ -11290,9 +11524,11 @@ static moe_status moe_check_pages(const moe_session *s, const moe_request *q, mo
     limit = moe_max(limit, given + tokens + 1);
     if (!q->target || q->prefix) rows += (limit - given) * (size_t)s->params.beam;
     if (!s->n_pages || rows <= s->n_pages * MOE_PAGE) return MOE_OK;
-    return moe_fail(why, MOE_ERROR_LIMIT, "request",
-                    "the request may need keys and values for %zu tokens, but context_memory holds %zu", rows,
-                    s->n_pages * MOE_PAGE);
+    const size_t mb = (moe_page_bytes(s) * moe_divide_up(rows, MOE_PAGE) >> 20) + 1;
+    return moe_fail(
+        why, MOE_ERROR_LIMIT, "request",
+        "the request may need keys and values for %zu tokens, but context_memory holds %zu; raise it to %zu MB", rows,
+        s->n_pages * MOE_PAGE, mb);
 }
 
 /* Return 1 if the request for slot `at` must be decoded; otherwise deliver its result. */
@@ -11334,7 +11570,8 @@ static size_t moe_list_add(uint32_t *listed, int32_t id) {
 }
 
 /* Build the shortlist of a slot's sentence, which depends only on the request and the model. If the sentence is only
- * scored, one run computes many tokens, so gathering rows of the matrix is not worthwhile. */
+ * scored, one run computes many tokens, so gathering rows of the matrix is not worthwhile. The numbers of the lists
+ * were checked when the model was opened, but the mapped file may change at any time, so no number is trusted. */
 static void moe_make_list(moe_session *s, moe_slot *slot, const int32_t *source) {
     const moe_model *m = s->model;
     const moe_shortlist *lists = &m->shortlist;
@@ -11345,7 +11582,10 @@ static void moe_make_list(moe_session *s, moe_slot *slot, const int32_t *source)
     for (size_t i = 0; i < lists->first; i++) n += moe_list_add(s->listed, (int32_t)i);
     for (size_t i = 0; i < slot->task.length; i++) {
         const float *of = lists->offsets + source[i];
-        for (size_t k = (size_t)of[0]; k < (size_t)of[1]; k++) n += moe_list_add(s->listed, (int32_t)lists->ids[k]);
+        for (size_t k = (size_t)of[0], end = moe_min((size_t)of[1], lists->n); k < end; k++) {
+            const size_t id = (size_t)lists->ids[k];
+            if (id < (size_t)m->vocabulary) n += moe_list_add(s->listed, (int32_t)id);
+        }
         if (lists->shared) n += moe_list_add(s->listed, source[i]);
     }
     for (int32_t id = (int32_t)lists->first; n % lists->multiple && id < m->vocabulary; id++)
@@ -11433,7 +11673,10 @@ static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
     moe_frame *f = &s->frames[MOE_ENCODER];
     moe_packed *p = &f->packed;
     if (!s->graphs[MOE_ENCODER].count) return MOE_OK; /* a model without an encoder */
-    if (s->params.shortlist && !s->api) moe_pool_run(&s->pool, group, moe_gather_task, s);
+    if (s->params.shortlist && !s->api) {
+        MOE_TRY(moe_check_unchanged(&s->model->file, error)); /* the pull function may have waited for a request */
+        moe_pool_run(&s->pool, group, moe_gather_task, s);
+    }
     f->rows = 0;
     p->steps = s->slots[p->sentence[0]].task.length;
     for (size_t step = 0; step < p->steps; step++) {
@@ -11479,6 +11722,7 @@ static moe_status moe_refill(moe_session *s, int own, int more, int *last, moe_e
         if (at < batch) *last = answer;
         *wanted = answer == MOE_PULL_REQUEST;
         if (!*wanted) continue;
+        if (s->params.shortlist) MOE_TRY(moe_check_unchanged(&s->model->file, error));
         staged += moe_admit(s, at, staged);
         for (; place > 0 && s->slots[sentence[place - 1]].task.length < s->slots[at].task.length; place--)
             sentence[place] = sentence[place - 1]; /* sort by descending length */
@@ -11576,13 +11820,61 @@ static void moe_add_coverage(moe_session *s) {
     s->coverage_next = old;
 }
 
+/* Write the tokens of a hypothesis up to `last` to out, without a prompt and tag. Returns their number. */
+static size_t moe_write_tokens(const moe_slot *slot, int32_t last, size_t position, int32_t *out) {
+    const size_t before = slot->task.prompt + slot->shown;
+    for (size_t i = position; i-- > before; last = slot->tokens[last].parent) out[i - before] = slot->tokens[last].id;
+    return position - before;
+}
+
+/* Let the caller change the logits of all rows whose tokens are chosen in this step, request by request. While a start
+ * is given, the only hypothesis has rows for several tokens, of which only the last one can be such a row. */
+static void moe_change_logits(void *user, float *logits, size_t stride) {
+    moe_session *s = user;
+    for (size_t at = 0; at < (size_t)s->params.batch; at++) {
+        moe_slot *slot = &s->slots[at];
+        const size_t position = slot->steps + slot->ahead;
+        moe_next_token next = { .user = s->tickets[at].request.user,
+                                .vocabulary = (size_t)s->model->vocabulary,
+                                .stride = stride,
+                                .ids = s->next_of };
+        if (!slot->active || slot->waits || slot->task.scoring || position < slot->task.n_target) continue;
+        for (size_t h = 0; h < slot->n_live; h++) {
+            const moe_live *live = &slot->live[h];
+            int32_t *ids = s->next_ids + next.rows * s->search.max_target;
+            if (live->ended) continue;
+            if (!next.rows) next.logits = logits + (live->row + slot->ahead) * stride;
+            s->next_of[next.rows++] = ids;
+            /* given tokens are stored in order */
+            next.n_ids = moe_write_tokens(slot, slot->ahead ? (int32_t)position - 1 : live->last, position, ids);
+        }
+        if (next.rows) slot->stops = s->params.next_token(s->params.next_token_user, &next) != 0;
+    }
+}
+
+/* Make the hypotheses of a slot results without their next token, as at the length limit. `coverage` is that before
+ * this step. Returns 1. */
+static int moe_stop_slot(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *b, float *coverage) {
+    moe_beam before = *b;
+    for (; slot->ahead && !slot->broken; slot->ahead--, slot->live[0].row++) moe_slot_step(s, slot, at, b, NULL);
+    before.coverage = slot->steps ? coverage : NULL;
+    for (const moe_live *live = slot->live; live < slot->live + slot->n_live && !slot->broken; live++)
+        if (s->rules.stay) moe_insert(s, slot->task.beam, slot->finished, &slot->n_finished, live);
+        else moe_add_finished(s, slot, &before, *live, slot->steps ? (size_t)b->parents[live->row] : 0);
+    slot->active = 0;
+    return 1;
+}
+
 /* Deliver the result of a finished slot and free the slot. Returns the words after the result. */
 static const int32_t *moe_deliver(moe_session *s, const int32_t *words) {
     const size_t at = (size_t)words[0], n = (size_t)words[1];
     const int32_t *end = moe_read_result(s, words, s->hypotheses);
     moe_deactivate(s, at);
     if (n) moe_hand_over(s, at, (moe_result){ s->tickets[at].request.user, MOE_OK, "", n, s->hypotheses }, words);
-    else moe_refuse(s, at, MOE_ERROR_NUMERIC, "the network's output is NaN: the model's weights are invalid");
+    else
+        moe_refuse(s, at, MOE_ERROR_NUMERIC,
+                   s->params.next_token ? "no token is possible: the logits are NaN, or next_token forbids all tokens"
+                                        : "the network's output is NaN: the model's weights are invalid");
     return end;
 }
 
@@ -11653,8 +11945,10 @@ static moe_status moe_step(moe_session *s, moe_error *error) {
                 moe_report_live(s, i, s->slots[i].live[h].row + k);
     if (d->beam.coverage) moe_add_coverage(s);
     for (size_t i = 0; i < s->n_slots; i++) {
-        if (s->slots[i].waits) continue;
-        if (!moe_slot_steps(&s->search, &s->slots[i], i, &d->beam, s->next)) {
+        moe_slot *slot = &s->slots[i];
+        if (slot->waits) continue;
+        if (!(slot->active && slot->stops ? moe_stop_slot(&s->search, slot, i, &d->beam, s->coverage_next)
+                                          : moe_slot_steps(&s->search, slot, i, &d->beam, s->next))) {
             moe_report_tokens(s, i);
             continue;
         }
@@ -11677,6 +11971,8 @@ static moe_status moe_translate_all(moe_session *s, moe_pull_fn pull, moe_done_f
     s->pull = pull;
     s->done = done;
     s->user = user;
+    if (s->params.next_token) s->frames[MOE_DECODER].change = moe_change_logits;
+    s->frames[MOE_DECODER].change_user = s;
     while (status == MOE_OK) {
         if (!s->api) moe_drop_unwanted(s);
         /* The encoder runs on groups of sentences; a large batch starts with several groups. */
@@ -11703,8 +11999,9 @@ static moe_status moe_translate_all(moe_session *s, moe_pull_fn pull, moe_done_f
 
 moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
     moe_error why = { MOE_OK, "", "" };
-    if (!s->params.wire) return moe_translate_all(s, pull, done, user, error);
-    return moe_end_call(s, moe_translate_all(s, pull, done, user, &why), &why, error);
+    MOE_TRY(moe_session_enter(s, error));
+    if (!s->params.wire) return moe_session_leave(s, moe_translate_all(s, pull, done, user, error));
+    return moe_session_leave(s, moe_end_call(s, moe_translate_all(s, pull, done, user, &why), &why, error));
 }
 
 typedef struct moe_sentence {
@@ -11793,8 +12090,10 @@ static moe_status moe_classify_all(moe_session *s, const float *inputs, size_t r
 moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_t *classes, float *logprobs,
                         moe_error *error) {
     moe_error why = { MOE_OK, "", "" };
-    if (!s->params.wire) return moe_classify_all(s, inputs, rows, classes, logprobs, error);
-    return moe_end_call(s, moe_classify_all(s, inputs, rows, classes, logprobs, &why), &why, error);
+    MOE_TRY(moe_session_enter(s, error));
+    if (!s->params.wire) return moe_session_leave(s, moe_classify_all(s, inputs, rows, classes, logprobs, error));
+    return moe_session_leave(s,
+                             moe_end_call(s, moe_classify_all(s, inputs, rows, classes, logprobs, &why), &why, error));
 }
 
 #endif /* MOE_HOST */

@@ -46,7 +46,7 @@ $(BUILD)/test_cuda: $(BUILD)/cuda_emu.o
 
 # Suites that include moe.c with portable kernels only. They do not compare kernels, which are slow to compile.
 PORTABLE = bank_reads test_bank test_cache test_cuda test_file test_gating test_golden test_ranks test_search \
-	test_session emulated-moe
+	test_session test_system emulated-moe
 $(patsubst %,$(BUILD)/%.o,$(filter-out $(FULL),$(PORTABLE))): C_FLAGS += -DMOE_PORTABLE
 
 $(TEST_PROGRAMS:%=%.o): | $(BUILD)/.deps-test

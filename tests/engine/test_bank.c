@@ -465,8 +465,9 @@ TEST(failing_reads_are_reported_and_the_session_continues) {
             CHECK(status == (reads < n ? MOE_OK : MOE_ERROR_IO), "read %d: status %d", n, status);
             if (status) {
                 const char *why = n % 2 ? strerror(EIO) : "the file is truncated at byte";
-                CHECK(strstr(e.message, "coder.1 expert ") == e.message + 2 && strstr(e.message, why) &&
-                          strncmp(e.message, e.where, strlen(e.where)) == 0,
+                const char *of = strstr(e.message, ": ") + 2; /* the path of the model precedes it */
+                CHECK(strstr(of, "coder.1 expert ") == of + 2 && strstr(of, why) &&
+                          strncmp(of, e.where, strlen(e.where)) == 0 && strstr(e.message, d.path) == e.message,
                       "read %d: %s: %s", n, e.where, e.message);
             }
             for (size_t i = 0; i < SENTENCES; i++)

@@ -56,6 +56,7 @@ typedef struct outcome {
 typedef struct work {
     size_t next, n;
     outcome *out;
+    void (*waiting)(void); /* called before the last request; may be NULL */
 } work;
 
 static const int32_t sentences[][5] = { { 6, 7, 8, 9, 10 }, { 11 }, { 30, 31, 32 }, { 20, 21, 22, 23 }, { 39, 6 } };
@@ -66,6 +67,7 @@ static int pull(void *user, int wait, moe_request *r) {
     work *w = user;
     (void)wait;
     if (w->next == w->n) return MOE_PULL_END;
+    if (w->next + 1 == w->n && w->waiting) w->waiting();
     r->source = sentences[w->next];
     r->n_source = lengths[w->next];
     r->user = (void *)(uintptr_t)w->next++;
@@ -95,7 +97,7 @@ static moe_session_params parameters(const moe_model *model, int threads) {
 
 static outcome translate_with(moe_session *session, size_t n) {
     outcome o;
-    work w = { 0, n, &o };
+    work w = { 0, n, &o, NULL };
     memset(&o, 0, sizeof o);
     o.status = moe_translate(session, pull, done, &w, &o.error);
     return o;
@@ -442,7 +444,7 @@ TEST(changed_mapped_files_are_errors_and_copies_are_unaffected) {
             o = translate_with(session, SENTENCES);
             if (harm) {
                 assert_int_equal(o.status, MOE_ERROR_IO);
-                CHECK(strstr(o.error.message, "modified or truncated"), "%s", o.error.message);
+                CHECK(strstr(o.error.message, "modified or cut off"), "%s", o.error.message);
                 assert_int_equal(o.delivered, 0);
                 assert_int_equal(moe_model_verify(model, &e), MOE_ERROR_IO);
                 assert_int_equal(moe_session_new(model, &p, &(moe_session *){ NULL }, &e), MOE_ERROR_IO);
@@ -459,6 +461,47 @@ TEST(changed_mapped_files_are_errors_and_copies_are_unaffected) {
         }
     free(image.data);
     mw_free(m);
+}
+
+static struct {
+    const char *path;
+    change what;
+    mw_image image;
+} later;
+
+static void change_later(void) { change_file(later.path, later.what, later.image); }
+
+/* If a file changes while the session waits for a request, nothing of it is read before the error. Shortlists are read
+ * when a request is admitted, all other numbers in the next step. */
+TEST(files_that_change_between_requests_are_errors) {
+    for (int listed = 0; listed < 2; listed++)
+        for (int batch = 1; batch <= SENTENCES; batch += SENTENCES - 1)
+            for (int what = CUT; what <= OVERWRITTEN; what++) {
+                mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
+                if (listed) mw_random_shortlist(m);
+                mw_image image = mw_build(m);
+                const char *path = in_directory("waits.bin");
+                moe_session *session = NULL;
+                outcome o = { .status = MOE_OK };
+                work w = { 0, SENTENCES, &o, change_later };
+                moe_error e;
+                write_file(path, image.data, image.bytes);
+                moe_model *model = open_path(path, BEFORE_USE, 0);
+                moe_session_params p = parameters(model, 2);
+                p.batch = batch;
+                assert_int_equal(moe_session_new(model, &p, &session, &e), MOE_OK);
+                later.path = path, later.what = (change)what, later.image = image;
+                o.status = moe_translate(session, pull, done, &w, &o.error);
+                assert_int_equal(o.status, MOE_ERROR_IO);
+                CHECK(strstr(o.error.message, path) && strstr(o.error.message, "modified or cut off"), "%s",
+                      o.error.message);
+                assert_true(o.delivered < SENTENCES);
+                moe_session_free(session);
+                moe_model_close(model);
+                unlink(path);
+                free(image.data);
+                mw_free(m);
+            }
 }
 
 /* ---- Limits ---- */

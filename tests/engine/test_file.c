@@ -1287,6 +1287,119 @@ TEST(file_on_disk_opens_like_one_in_memory) {
     drop(&f);
 }
 
+/* ---- Other sources ---- */
+
+typedef struct reading {
+    const char *data;
+    size_t calls;
+    int code; /* errno of the third call; 0 for no failure */
+} reading;
+
+static int read_image(void *user, void *out, size_t bytes, uint64_t offset) {
+    reading *r = user;
+    memcpy(out, r->data + offset, bytes);
+    return r->code;
+}
+
+/* A model in the middle of a file or of memory, at every alignment, opens by each source; or the error says how. */
+TEST(models_open_from_parts_of_files_and_memory) {
+    static const size_t offsets[] = { 0, 64, 4096, 4096 + 64, 1, 100 };
+    fixture f = build(mw_small(MW_GNMT, MW_Q8, 1));
+    const size_t room = f.image.bytes + 3 * 4096;
+    char *all = aligned_alloc(4096, (room + 4095) / 4096 * 4096);
+    assert_non_null(all);
+    for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++)
+        for (int kind = 0; kind < 4; kind++)
+            for (int mode = 0; mode < 3; mode++) { /* mapped, copied, streamed */
+                const size_t at = offsets[i];
+                const char *path = in_directory("archive");
+                reading r = { .data = all };
+                memset(all, 0x5a, room);
+                memcpy(all + at, f.image.data, f.image.bytes);
+                write_file(path, all, room);
+                const int fd = open(path, O_RDONLY);
+                moe_source s = { .name = kind == 1 ? NULL : "the model", .offset = at, .bytes = f.image.bytes };
+                if (kind == 0) s.fd = fd;
+                if (kind == 1) s.path = path;
+                if (kind == 2) s.data = all;
+                if (kind == 3) s.read = read_image, s.user = &r;
+                const moe_model_params params = { .verify = 1, .copy = mode == 1, .stream = mode == 2 };
+                const int fits = (mode == 1 || kind == 3 || at % 64 == 0) && (mode != 2 || kind < 2);
+                moe_model *model = NULL;
+                moe_error e = { MOE_OK, "", "" };
+                const moe_status status = moe_model_open_source(&s, &params, &model, &e);
+                close(fd);
+                CHECK(status == (fits ? MOE_OK : MOE_ERROR_ARGUMENT), "offset %zu, kind %d, mode %d: %s", at, kind,
+                      mode, e.message);
+                if (fits) {
+                    assert_int_equal(moe_model_file_bytes(model), f.image.bytes);
+                    assert_int_equal(moe_model_verify(model, &e), MOE_OK);
+                } else {
+                    const char *name = kind == 1 ? path : "the model: ";
+                    CHECK(strncmp(e.message, name, strlen(name)) == 0 &&
+                              strstr(e.message, mode == 2 && kind > 1 ? "only files can be streamed" : "copied"),
+                          "%s", e.message);
+                }
+                moe_model_close(model);
+                unlink(path);
+            }
+    free(all);
+    drop(&f);
+}
+
+TEST(invalid_sources_are_refused) {
+    fixture f = build(mw_small(MW_GNMT, MW_Q8, 1));
+    reading fails = { .data = (const char *)f.image.data, .code = EACCES };
+    const char *path = in_directory("whole.bin");
+    write_file(path, f.image.data, f.image.bytes);
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    const struct {
+        moe_source source;
+        moe_status status;
+        const char *says;
+    } cases[] = {
+        { { .path = path, .data = f.image.data, .bytes = f.image.bytes }, MOE_ERROR_ARGUMENT, "only one of" },
+        { { .path = path, .offset = 64 * f.image.bytes }, MOE_ERROR_FORMAT, "exceed the file" },
+        { { .path = path, .bytes = f.image.bytes + 1 }, MOE_ERROR_FORMAT, "exceed the file" },
+        { { .path = path, .offset = 64 }, MOE_ERROR_FORMAT, "not a moe model file" },
+        { { .path = path, .bytes = f.image.bytes - 64 }, MOE_ERROR_FORMAT, "truncated or damaged" },
+        { { .name = "app.zip, model.bin", .fd = -1 }, MOE_ERROR_IO, "app.zip, model.bin: cannot use descriptor -1" },
+        { { .fd = ends[0] }, MOE_ERROR_IO, "not a regular file" },
+        { { .name = "asset", .data = f.image.data }, MOE_ERROR_FORMAT, "asset: empty" },
+        { { .name = "asset", .read = read_image, .user = &fails, .bytes = f.image.bytes },
+          MOE_ERROR_IO,
+          "asset: cannot read the model: Permission" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        moe_model *model = NULL;
+        moe_error e = { MOE_OK, "", "" };
+        const moe_status status = moe_model_open_source(&cases[i].source, NULL, &model, &e);
+        CHECK(status == cases[i].status && strstr(e.message, cases[i].says), "case %zu: %d %s", i, status, e.message);
+    }
+    close(ends[0]), close(ends[1]);
+    unlink(path);
+    drop(&f);
+}
+
+/* The message keeps the end of a long path and the whole reason. */
+TEST(messages_name_the_file) {
+    char path[600] = "/";
+    moe_model *model = NULL;
+    moe_error e;
+    for (int i = 0; i < 20; i++) strcat(path, "a-folder-with-a-name/");
+    strcat(path, "model.bin");
+    assert_int_equal(moe_model_open_source(&(moe_source){ .name = path,
+                                                          .data = "not a model at all, but long enough to "
+                                                                  "be read as a header of 64 bytes.....",
+                                                          .bytes = 70 },
+                                           &(moe_model_params){ .copy = 1 }, &model, &e),
+                     MOE_ERROR_FORMAT);
+    CHECK(strncmp(e.message, "...", 3) == 0 && strstr(e.message, "a-name/model.bin: not a moe model file") &&
+              strstr(e.message, "does not start with MOEMODEL"),
+          "%s", e.message);
+}
+
 /* ---- Verifying ---- */
 
 TEST(verify_finds_and_names_a_flipped_byte_in_every_tensor) {

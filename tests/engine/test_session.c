@@ -823,6 +823,168 @@ TEST(a_limited_context_does_not_change_results) {
     }
 }
 
+/* ---- The choice of the next token ---- */
+
+typedef struct chooser {
+    const outcome *first; /* results of the requests, which are the requests' users */
+    size_t calls, rows;
+    uint64_t sum;                    /* depends on the order of the calls */
+    int32_t ids[SENTENCES][LONGEST]; /* tokens of the best hypothesis in the last call */
+    size_t n_ids[SENTENCES];
+    const char *banned;       /* [vocabulary] */
+    const int32_t *forced;    /* [n_forced] tokens that follow */
+    size_t n_forced, stop_at; /* stop_at: 1 + number of tokens of the results; 0 to never stop */
+    float bad;                /* replaces all logits unless it is 0 */
+} chooser;
+
+static int choose(void *user, const moe_next_token *next) {
+    chooser *c = user;
+    const size_t which = (size_t)((const outcome *)next->user - c->first);
+    c->calls++;
+    c->rows += next->rows;
+    assert_true(next->rows >= 1 && which < SENTENCES && next->n_ids <= LONGEST && next->vocabulary == MW_VOCABULARY);
+    c->sum = c->sum * 31 + which;
+    c->n_ids[which] = next->n_ids;
+    if (next->n_ids) memcpy(c->ids[which], next->ids[0], next->n_ids * sizeof **next->ids);
+    for (size_t r = 0; r < next->rows; r++) {
+        float *x = next->logits + r * next->stride;
+        c->sum = c->sum * 31 + crc_of(x, next->vocabulary * sizeof *x) +
+                 crc_of(next->ids[r], next->n_ids * sizeof **next->ids);
+        for (size_t i = 0; i < next->vocabulary; i++) {
+            if (c->banned && c->banned[i]) x[i] = -INFINITY;
+            if (c->n_forced && (int32_t)i != (next->n_ids < c->n_forced ? c->forced[next->n_ids] : MW_EOS))
+                x[i] = -INFINITY;
+            if (c->bad != 0.0f) x[i] = c->bad;
+        }
+    }
+    return c->stop_at && next->n_ids + 1 >= c->stop_at;
+}
+
+/* Translate all sentences of a setting with a callback. */
+static void choose_all(size_t i, moe_session_params p, chooser *c, outcome *out) {
+    c->first = out;
+    p.next_token = choose, p.next_token_user = c;
+    moe_session *s = new_session(models[i], &p);
+    translate_with(s, sentences, SENTENCES, NULL, 0, out);
+    moe_session_free(s);
+}
+
+/* A callback that changes nothing changes no bit, and sees the same logits and tokens for any number of threads. */
+TEST(a_callback_for_the_next_token_changes_no_bit) {
+    for (size_t i = 0; i < settings_in_use(); i++) {
+        uint64_t sum = 0;
+        for (int threads = 1; threads <= 3; threads += 2) {
+            chooser *c = mw_zeros(sizeof *c);
+            outcome *out = mw_zeros(SENTENCES * sizeof *out);
+            moe_session_params p = setting_params(i);
+            p.threads = threads;
+            p.batch = 5;
+            p.isa = isa_of(i);
+            choose_all(i, p, c, out);
+            assert_same(baselines[i], out, SENTENCES, "a callback");
+            CHECK(c->calls >= SENTENCES && c->rows >= c->calls, "setting %zu: %zu calls", i, c->calls);
+            CHECK(threads == 1 || c->sum == sum, "setting %zu: threads change the calls", i);
+            sum = c->sum;
+            /* the last call precedes the last token */
+            for (size_t k = 0; k < SENTENCES && p.beam == 1 && p.rules != MOE_RULES_NVIDIA; k++) {
+                const outcome_hypothesis *h = &out[k].hypotheses[0];
+                const size_t n = c->n_ids[k];
+                if (h->n_ids <= sentences[k].n_target * sentences[k].prefix) continue; /* no token was chosen */
+                CHECK(n + (size_t)!h->finished == h->n_ids && memcmp(c->ids[k], h->ids, n * sizeof *h->ids) == 0,
+                      "setting %zu, sentence %zu: %zu tokens before the last call, %zu in the result", i, k, n,
+                      h->n_ids);
+            }
+            free(out), free(c);
+        }
+    }
+}
+
+TEST(banned_tokens_are_never_generated) {
+    for (size_t i = 0; i < settings_in_use(); i++) {
+        chooser *c = mw_zeros(sizeof *c);
+        outcome *out = mw_zeros(SENTENCES * sizeof *out);
+        char banned[MW_VOCABULARY] = { 0 };
+        moe_session_params p = setting_params(i);
+        p.batch = 4, p.rerank = 0;
+        for (int32_t id = 0; id < MW_VOCABULARY; id++) banned[id] = id != MW_EOS && id % 3 == 0;
+        c->banned = banned;
+        choose_all(i, p, c, out);
+        for (size_t k = 0; k < SENTENCES; k++)
+            for (size_t h = 0; h < out[k].n; h++)
+                for (size_t x = sentences[k].prefix ? sentences[k].n_target + forced(i) : 0;
+                     x < out[k].hypotheses[h].n_ids; x++)
+                    CHECK(!banned[out[k].hypotheses[h].ids[x]], "setting %zu, sentence %zu: token %d", i, k,
+                          (int)out[k].hypotheses[h].ids[x]);
+        free(out), free(c);
+    }
+}
+
+/* With all other tokens banned, the result is the forced one, with probability 1. */
+TEST(a_callback_can_force_every_token) {
+    static const int32_t tokens[] = { 9, 30, 30, 12, 9 };
+    for (size_t i = 0; i < settings_in_use(); i++) {
+        chooser *c = mw_zeros(sizeof *c);
+        outcome *out = mw_zeros(SENTENCES * sizeof *out);
+        moe_session_params p = setting_params(i);
+        p.batch = 3, p.shortlist = 0, p.rerank = 0, p.max_len_factor = 0, p.max_len_offset = 20;
+        c->forced = tokens, c->n_forced = 5;
+        choose_all(i, p, c, out);
+        for (size_t k = 0; k < SENTENCES; k++) {
+            const outcome_hypothesis *h = &out[k].hypotheses[0];
+            if (sentences[k].prefix) continue;
+            CHECK(out[k].n && h->finished && h->n_ids == 5 && memcmp(h->ids, tokens, sizeof tokens) == 0 &&
+                      h->logprob == 0.0f,
+                  "setting %zu, sentence %zu: %zu tokens, %g, %s", i, k, h->n_ids, (double)h->logprob, out[k].message);
+        }
+        free(out), free(c);
+    }
+}
+
+/* The stop rule ends a translation before its next token; what the beam has then are the results. */
+TEST(a_callback_can_stop) {
+    for (size_t i = 0; i < settings_in_use(); i++)
+        for (size_t most = 0; most <= 4; most += 2) {
+            chooser *c = mw_zeros(sizeof *c);
+            outcome *out = mw_zeros(SENTENCES * sizeof *out);
+            moe_session_params p = setting_params(i);
+            p.batch = 4;
+            c->stop_at = most + 1;
+            choose_all(i, p, c, out);
+            for (size_t k = 0; k < SENTENCES; k++) {
+                const size_t given = sentences[k].prefix ? sentences[k].n_target : 0;
+                CHECK(out[k].status == MOE_OK && out[k].n, "setting %zu, sentence %zu: %s", i, k, out[k].message);
+                for (size_t h = 0; h < out[k].n; h++) {
+                    const outcome_hypothesis *x = &out[k].hypotheses[h];
+                    CHECK(x->n_ids <= moe_max(most, given) && (x->finished || x->n_ids == moe_max(most, given) ||
+                                                               baselines[i][k].hypotheses[0].n_ids <= x->n_ids),
+                          "setting %zu, sentence %zu: %zu tokens, not %zu", i, k, x->n_ids, most);
+                    if (p.beam == 1)
+                        assert_memory_equal(x->ids, baselines[i][k].hypotheses[0].ids, x->n_ids * sizeof *x->ids);
+                }
+            }
+            free(out), free(c);
+        }
+}
+
+MODEL_TEST(a_callback_that_leaves_no_token_is_numeric, MW_GNMT, MW_F32) {
+    const float bad[] = { -INFINITY, INFINITY, NAN };
+    for (int k = 0; k < 3; k++) {
+        chooser *c = mw_zeros(sizeof *c);
+        outcome *out = mw_zeros(SENTENCES * sizeof *out);
+        c->first = out;
+        c->bad = bad[k];
+        p.next_token = choose, p.next_token_user = c;
+        moe_session *s = new_session(f, &p);
+        translate_with(s, sentences, SENTENCES, NULL, 0, out);
+        for (size_t i = 0; i < SENTENCES; i++) {
+            assert_int_equal(out[i].status, MOE_ERROR_NUMERIC);
+            assert_non_null(strstr(out[i].message, "next_token"));
+        }
+        moe_session_free(s);
+        free(out), free(c);
+    }
+}
+
 /* With a beam of one, every token is reported immediately; with larger beams, tokens are reported once all hypotheses
  * agree. A request's limit ends its translation. */
 TEST(tokens_are_reported_before_the_result) {

@@ -115,6 +115,64 @@ FIXTURE(drop_fixtures) {
     return 0;
 }
 
+/* ---- One session ---- */
+
+typedef struct shared {
+    feed feed; /* first member, because `pull` and `done` get a pointer to it */
+    moe_session *session;
+    moe_status inner;
+    moe_error error;
+    atomic_int waits, goes_on;
+} shared;
+
+static void translate_within(void *user, const moe_result *r) {
+    shared *x = user;
+    done(&x->feed, r);
+    x->inner = moe_translate(x->session, pull, done, &x->feed, &x->error);
+}
+
+/* A callback that translates with its own session gets an error, and the outer call is not affected. */
+TEST(a_call_within_a_callback_is_refused) {
+    for (int i = 0; i < KINDS; i++) {
+        result results[SENTENCES] = { 0 };
+        shared x = { .feed = { .f = &fixtures[i], .results = results }, .session = session_of(&fixtures[i], 2, 3) };
+        assert_non_null(x.session);
+        assert_int_equal(moe_translate(x.session, pull, translate_within, &x, NULL), MOE_OK);
+        assert_int_equal(x.inner, MOE_ERROR_ARGUMENT);
+        assert_non_null(strstr(x.error.message, "in use by another call"));
+        assert_memory_equal(results, fixtures[i].expected, sizeof results);
+        assert_int_equal(translates_as_expected(&fixtures[i], x.session), 1);
+        moe_session_free(x.session);
+    }
+}
+
+static int pull_and_hold(void *user, int wait, moe_request *r) {
+    shared *x = user;
+    atomic_store(&x->waits, 1);
+    while (!atomic_load(&x->goes_on)) {}
+    return pull(&x->feed, wait, r);
+}
+
+static void *hold_session(void *user) {
+    shared *x = user;
+    x->inner = moe_translate(x->session, pull_and_hold, done, x, NULL);
+    return NULL;
+}
+
+TEST(a_second_thread_in_a_session_is_refused) {
+    result results[SENTENCES] = { 0 };
+    shared x = { .feed = { .f = &fixtures[0], .results = results }, .session = session_of(&fixtures[0], 2, 3) };
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, hold_session, &x), 0);
+    while (!atomic_load(&x.waits)) {}
+    for (int i = 0; i < 100; i++) assert_int_equal(translates_as_expected(&fixtures[0], x.session), 0);
+    atomic_store(&x.goes_on, 1);
+    pthread_join(thread, NULL);
+    assert_int_equal(x.inner, MOE_OK);
+    assert_memory_equal(results, fixtures[0].expected, sizeof results);
+    moe_session_free(x.session);
+}
+
 /* ---- Threads ---- */
 
 typedef struct job {
