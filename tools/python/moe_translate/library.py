@@ -163,13 +163,13 @@ FUNCTIONS = {  # name: (result type, argument types)
 
 
 def candidates():
-    """Yield possible paths of the library: MOE_LIBRARY, then paths in this package, its repository and the system."""
+    """Return possible paths of the library: MOE_LIBRARY, else those in this package and its repository, else the
+    system's, which never replaces a library of the package that cannot be loaded."""
     here = pathlib.Path(__file__).resolve().parent
     if os.environ.get("MOE_LIBRARY"):
-        yield os.environ["MOE_LIBRARY"]
-        return
-    yield from (str(path) for path in (here / NAME, here.parents[2] / NAME) if path.exists())
-    yield ctypes.util.find_library("moetext") or NAME
+        return [os.environ["MOE_LIBRARY"]]
+    own = [str(path) for path in (here / NAME, here.parents[2] / NAME) if path.exists()]
+    return own or [ctypes.util.find_library("moetext") or NAME]
 
 
 def opened(path):
