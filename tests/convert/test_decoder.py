@@ -425,6 +425,24 @@ def a_limited_context_does_not_change_results():
         assert len(fits.lines) == 1
 
 
+@numpy_test
+def prompts_may_fill_the_models_positions():
+    """limit.source (512) bounds neither the prompts nor the memory of a batch. Refusals name the remedy."""
+    with converted("llama", max_position_embeddings=4096) as (model, _, _):
+        long, short = [5 + i % 90 for i in range(3584)], [5, 6, 7]
+        wanted = translate(model, [line(long), line(short)], *limits(20), "--context-memory", "64", "--batch", "1")
+        for batch in "4", "32":
+            found = translate(model, [line(long), line(short)], *limits(20), "--batch", batch)
+            assert [(x["ids"], x["token_logprobs"]) for x in found] == [(x["ids"], x["token_logprobs"]) for x in wanted], batch
+        refused = run([TRANSLATE, "-m", model, "--ids", "--batch", "1", *limits(20)], [line(long)], status=1).stderr
+        mb = int(re.search(r"for 3604 tokens, but context_memory holds 1024; raise it to (\d+) MB", refused)[1])
+        run([TRANSLATE, "-m", model, "--ids", "--batch", "1", *limits(20), "--context-memory", str(mb)], [line(long)])
+        refused = run([TRANSLATE, "-m", model, "--ids"], [line(long + [5])], status=1).stderr
+        assert "3585 tokens, but the limit is 3584" in refused and "share the model's positions" in refused, refused
+        longer = run([TRANSLATE, "-m", model, "--ids", "--max-len", "1000", *limits(900)], [line(long[:3096])], status=0)
+        assert len(longer.lines) == 1
+
+
 def rows_run(stderr):
     """Return the number of rows in all decoder steps, as printed by --stats."""
     steps, rows = re.search(r"decoder steps +(\d+), ([\d.]+) rows each", stderr).groups()

@@ -9,10 +9,12 @@ import glob
 import os
 import re
 import resource
+import shutil
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 
 import small_models
 from suite import Skip, Suite
@@ -136,6 +138,40 @@ def files_are_synchronised_before_they_are_renamed():
 
 
 # ---- Input that demands memory --------------------------------------------------------------------------------------
+
+
+@test
+def models_cut_at_any_moment_are_errors():
+    """The model file is truncated before or between the steps of moe-translate, or during one of them."""
+    lines = "".join(f"She reads a book about {i} red houses every day.\n" for i in range(2, 300)).encode()
+    with tempfile.TemporaryDirectory() as folder:
+        seen = set()
+        for i in range(12):
+            model = os.path.join(folder, "cut.bin")
+            shutil.copy(MODEL, model)
+            command = [program("translate"), "-m", model, "-t", "de", "-q", "--threads", "2", "--batch", "16"]
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE) as running:
+                cut = threading.Timer(.05 + .04 * i, os.truncate, (model, (0, 4096, 3000000)[i % 3]))
+                cut.start()
+                complaint = running.communicate(lines, timeout=300)[1].decode()
+                cut.join()
+            seen.add(running.returncode)
+            assert running.returncode in (0, 4), (running.returncode, complaint)
+            assert running.returncode == 0 or f"{model}: the model file was modified or cut off" in complaint, complaint
+        assert 4 in seen
+
+
+@test
+def there_are_as_many_threads_as_usable_processors():
+    if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
+        raise Skip("one processor, or no affinity")
+    for n in 1, 2:
+        some = set(sorted(os.sched_getaffinity(0))[:n])
+        log = subprocess.run([program("translate"), "-m", MODEL, "-t", "de", "--verbose", "It rains."], check=True,
+                             preexec_fn=lambda some=some: os.sched_setaffinity(0, some), capture_output=True,
+                             text=True).stderr
+        assert re.search(rf", {n} threads?,", log), log
 
 
 @test

@@ -60,6 +60,7 @@ TEST(each_reason_leads_to_its_steps) {
           { TEXT_KEEP_SOURCE },
           "left untranslated" },
         { TEXT_BRACKET_LOST, { 0 }, { TEXT_KEEP_SOURCE }, "a bracket" },
+        { TEXT_BEGINNING_LOST, { .held = 2 }, { TEXT_GIVE_MORE, TEXT_GIVE_MORE, TEXT_ACCEPT }, NULL },
         { TEXT_SIGN_MISSING, { 0 }, { TEXT_BIND_SIGNS, TEXT_ACCEPT }, NULL },
         { TEXT_NUMBER_MISSING, { 0 }, { TEXT_BIND_NUMBERS, TEXT_ACCEPT }, NULL },
         { TEXT_EMPTY, { 0 }, { TEXT_FAIL }, "answer is empty" },
@@ -86,6 +87,7 @@ TEST(the_first_of_several_reasons_decides) {
         unsigned reasons;
         text_step step;
     } cases[] = { { TEXT_LOOPED | TEXT_SHORT | TEXT_PART_LOST, TEXT_RESUME },
+                  { TEXT_LOOPED | TEXT_BEGINNING_LOST, TEXT_RESUME }, /* no tokens are held */
                   { TEXT_TERM_MISSING | TEXT_PLACEHOLDER_LOST, TEXT_LOOK_UP_TERM },
                   { TEXT_TERM_WORSE | TEXT_PLACEHOLDER_LOST, TEXT_REBIND_TERMS },
                   { TEXT_PLACEHOLDER_LOST | TEXT_PART_LOST, TEXT_PLACEHOLDERS },

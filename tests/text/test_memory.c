@@ -297,6 +297,43 @@ TEST(each_allocation_of_a_detector_can_fail) {
     }
 }
 
+/* libexttextcat, which serves languages without word lists, does not check its allocations: the detector fails first.
+ */
+TEST(memory_for_fingerprints_can_run_out) {
+    static const char *const codes[] = { "pl", "cs", "ru", "fi" };
+    static const char text[] = "Pies jest w domu, a kot siedzi na dachu.";
+    float confidence;
+    long long before = blocks;
+    size_t opened = 0, classified = 0, refused = 0;
+    for (long long limit = 0; limit < 4 << 20; limit += 10007) {
+        text_detector *d = NULL;
+        moe_error e = { .code = MOE_OK };
+        count = failed = live = 0;
+        above = limit;
+        counting = 1;
+        const moe_status status = text_detector_open(codes, 4, &d, &e);
+        ptrdiff_t found[3] = { -1, -1, -1 };
+        for (int i = 0; i < 3 && !status; i++) {
+            if (i == 1) above = live; /* nothing is left but the reserve */
+            found[i] = text_detect(d, text, strlen(text), &confidence);
+        }
+        counting = 0;
+        above = -1;
+        if (status == MOE_ERROR_UNSUPPORTED) skip(); /* no data files */
+        if (status) assert_true(status == MOE_ERROR_MEMORY && *e.message);
+        for (int i = 0; i < 3 && !status; i++) {
+            assert_true(found[i] == 0 || found[i] == TEXT_DETECT_MEMORY);
+            classified += found[i] == 0, refused += found[i] != 0;
+        }
+        opened += !status;
+        text_detector_close(status ? NULL : d);
+        if (limit == 0) before = blocks;
+        if (blocks != before) fail_msg("%lld: %lld blocks leak", limit, blocks - before);
+    }
+    print_message("opened %zu times, %zu texts classified, %zu refused\n", opened, classified, refused);
+    assert_true(opened > 100 && classified > 100);
+}
+
 TEST(each_allocation_of_a_glossary_can_fail) {
     static const char *const sources[] = { "hound", "hound dog", "Acme", "acme", "h", "hound" };
     static const char *const translations[] = { "Jagdhund", "Hund", "Acme", "Spitze", "H", "Bracke" };

@@ -418,6 +418,58 @@ TEST(files_that_cannot_be_converted_are_reported_instead) {
     rmdir(folder);
 }
 
+static int read_bytes(void *user, void *out, size_t bytes, uint64_t offset) {
+    memcpy(out, (const char *)user + offset, bytes);
+    return 0;
+}
+
+/* A model opens from memory at any address, a descriptor, a part of a file, or a callback, and translates alike. */
+TEST(models_open_without_a_path_of_their_own) {
+    enum { AT = 3 * 64 };
+    FILE *file = fopen("models/en-de-fr-es.bin", "rb"), *archive = tmpfile();
+    assert_true(file && archive && !fseek(file, 0, SEEK_END));
+    const size_t bytes = (size_t)ftell(file);
+    char *all = malloc(bytes + AT);
+    assert_non_null(all);
+    rewind(file);
+    assert_int_equal(fread(all + AT, 1, bytes, file), bytes);
+    memset(all, 1, AT);
+    assert_int_equal(fwrite(all, 1, bytes + AT, archive), bytes + AT);
+    assert_int_equal(fflush(archive), 0);
+    const struct {
+        moe_source source;
+        const char *options, *says; /* says: part of the error message */
+    } cases[] = {
+        { { .name = "asset", .data = all + 1, .offset = AT - 1, .bytes = bytes }, "copy=1", NULL },
+        { { .name = "asset", .data = all + 1, .offset = AT, .bytes = bytes }, "", "asset: the model must be aligned" },
+        { { .fd = fileno(file) }, "", NULL },
+        { { .fd = fileno(archive), .offset = AT, .bytes = bytes }, "", NULL },
+        { { .fd = fileno(archive), .offset = AT }, "expert-memory=64M", NULL },
+        { { .name = "asset", .read = read_bytes, .user = all, .offset = AT, .bytes = bytes }, "", NULL },
+        { { .name = "a.zip, m.bin", .fd = fileno(archive), .bytes = bytes }, "", "a.zip, m.bin: not a moe model file" },
+        { { .path = "models/lm-en.bin" }, "", "models/lm-en.bin: not a translation model" },
+        { { .name = "base", .path = "tests/golden/model-base.bin" }, "", "base: this model has no tokeniser" }
+    };
+    moetext *t = translator("target=de;" FAST);
+    const outcome wanted = run_request(t, text_of("Where is my book?"));
+    moetext_free(t);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        moetext_model *m = NULL;
+        moe_error e = { .code = MOE_OK };
+        const moe_status status = moetext_model_open_source(&cases[i].source, cases[i].options, &m, &e);
+        if (!status != !cases[i].says || (status && !strstr(e.message, cases[i].says)))
+            fail_msg("%zu: %s", i, e.message);
+        if (status) continue;
+        char options[100];
+        snprintf(options, sizeof options, "target=de;" FAST ";%s", *cases[i].options == 'e' ? cases[i].options : "");
+        assert_int_equal(moetext_new(m, options, &t, NULL), MOE_OK);
+        assert_string_equal(run_request(t, text_of("Where is my book?")).texts[0], wanted.texts[0]);
+        moetext_free(t);
+        moetext_model_close(m);
+    }
+    fclose(file), fclose(archive), free(all);
+}
+
 TEST(a_model_without_a_tokeniser_takes_ids) {
     moetext_model *m;
     moetext *t;
@@ -664,6 +716,71 @@ TEST(a_translation_starts_with_its_prefix) {
     assert_int_equal(strncmp(h.texts[0], "Ein Buch", 8), 0);
     assert_true(strlen(h.texts[0]) > 8);
     moetext_free(t);
+}
+
+/* A beginning that ends within a word is completed as a word, in all hypotheses. A space after it makes it a word. */
+TEST(a_begun_word_is_completed) {
+    static const struct {
+        const char *text, *given, *starts;
+        int whole; /* 1 if the translation starts with the tokens of `given` */
+    } cases[] = { { "Good morning!", "Guten Mor", "Guten Morgen", 0 },
+                  { "Good morning!", "Guten Mor ", "Guten Mor", 1 },
+                  { "Good morning!", "Gu", "Guten", 0 },
+                  { "She speaks German.", "Sie spri", "Sie spricht", 0 },
+                  { "She speaks German.", "Sie spricht", "Sie spricht ", 1 },
+                  { "She speaks German.", "Er red", "Er red", 0 },
+                  { "Where is my book?", "Wo ist mein Buch?", "Wo ist mein Buch?", 1 },
+                  { "Where is my book?", "", "Wo ist", 1 },
+                  { "Where is my book?", "Xqzw", "Xqzw", 1 } };
+    enum { N = sizeof cases / sizeof *cases };
+    moetext *t = translator("beam=4;nbest=4;rerank=0;threads=1;target=de");
+    moetext_request requests[N];
+    outcome h[N];
+    for (size_t i = 0; i < N; i++) {
+        requests[i] = text_of(cases[i].text);
+        requests[i].task = MOETEXT_PREFIX;
+        requests[i].given = cases[i].given, requests[i].given_length = strlen(cases[i].given);
+    }
+    assert_int_equal(run(t, requests, N, h), MOE_OK);
+    for (size_t i = 0; i < N; i++) {
+        int32_t ids[64];
+        size_t n = 0, given = strlen(cases[i].given);
+        assert_int_equal(moetext_model_encode(model, cases[i].given, given, 1, ids, 64, &n, NULL), MOE_OK);
+        if (strncmp(h[i].texts[0], cases[i].starts, strlen(cases[i].starts)) != 0)
+            fail_msg("%zu: %s", i, h[i].texts[0]);
+        if (cases[i].whole) assert_memory_equal(h[i].ids, ids, n * sizeof *ids);
+        while (given && cases[i].given[given - 1] == ' ') given--;
+        for (size_t k = 0; k < h[i].n; k++)
+            if (strncmp(h[i].texts[k], cases[i].given, given) != 0) fail_msg("%zu: %s", i, h[i].texts[k]);
+    }
+    moetext_free(t);
+}
+
+/* Different tokens with the same text are one hypothesis, that with the best score. */
+TEST(alternatives_have_different_texts) {
+    static const char *const texts[] = { "book",
+                                         "house",
+                                         "red",
+                                         "Good morning!",
+                                         "We drink water.",
+                                         "my friend",
+                                         "Where is my book? It rains. The old house is near the river.",
+                                         "1,000 books",
+                                         "OK",
+                                         "She reads a book every day." };
+    enum { N = sizeof texts / sizeof *texts };
+    moetext *t = translator("beam=8;nbest=4;rerank=0;threads=1;target=de"),
+            *one = translator("beam=8;nbest=1;rerank=0;threads=1;target=de");
+    for (size_t i = 0; i < N; i++) {
+        const outcome h = run_one(t, texts[i]), best = run_one(one, texts[i]);
+        assert_true(h.n >= 1 && h.n <= 4);
+        assert_string_equal(h.texts[0], best.texts[0]);
+        assert_true(h.score[0] == best.score[0]);
+        for (size_t k = 0; k < h.n; k++)
+            for (size_t j = 0; j < k; j++)
+                if (strcmp(h.texts[k], h.texts[j]) == 0) fail_msg("%s: %zu and %zu: %s", texts[i], j, k, h.texts[k]);
+    }
+    moetext_free(t), moetext_free(one);
 }
 
 /* Each request uses its own glossary, even in retries and in a batch with other requests. */
@@ -1308,6 +1425,64 @@ static void *translate_in_thread(void *user) {
         moetext_translate_strings(t, sentences, SENTENCES, NULL, NULL, &rows, NULL) ? NULL : strdup(rows.bytes);
     moetext_free(t);
     return result;
+}
+
+typedef struct within {
+    moetext *t;
+    moe_status texts, rows;
+    moe_error error;
+    pthread_t thread;
+} within;
+
+static int pull_nothing(void *user, int wait, moetext_request *request) {
+    (void)user, (void)wait, (void)request;
+    return MOE_PULL_END;
+}
+
+static void *translate_too(void *user) {
+    static const char *const text = "Good morning!";
+    within *w = user;
+    moetext_rows rows;
+    w->texts = moetext_translate(w->t, pull_nothing, NULL, NULL, &w->error);
+    w->rows = moetext_translate_strings(w->t, &text, 1, NULL, NULL, &rows, NULL);
+    return NULL;
+}
+
+static int pull_once(void *user, int wait, moetext_request *request) {
+    within *w = user;
+    (void)wait;
+    if (w->thread) return MOE_PULL_END;
+    assert_int_equal(pthread_create(&w->thread, NULL, translate_too, w), 0);
+    pthread_join(w->thread, NULL);
+    *request = text_of("Good morning!");
+    return MOE_PULL_REQUEST;
+}
+
+static void done_within(void *user, const moetext_result *r) {
+    within *w = user, again = *w;
+    translate_too(&again);
+    assert_int_equal(again.texts, MOE_ERROR_ARGUMENT);
+    snprintf(w->error.where, sizeof w->error.where, "%s", r->hypotheses[0].text);
+}
+
+/* A second call on a translator in use, from another thread or a callback, is an error without any effect. */
+TEST(a_translator_in_use_refuses_other_calls) {
+    const char *const paths[] = { "models/en-de-fr-es.bin" };
+    moetext_model *models;
+    assert_int_equal(moetext_models_open(paths, 1, NULL, &models, NULL), MOE_OK);
+    for (int several = 0; several < 2; several++) {
+        within w = { .texts = MOE_OK };
+        assert_int_equal(moetext_new(several ? models : model, "source=en;target=de;" FAST, &w.t, NULL), MOE_OK);
+        for (int round = 0; round < 2; round++) {
+            w.thread = 0;
+            assert_int_equal(moetext_translate(w.t, pull_once, done_within, &w, NULL), MOE_OK);
+            assert_true(w.texts == MOE_ERROR_ARGUMENT && w.rows == MOE_ERROR_ARGUMENT);
+            assert_non_null(strstr(w.error.message, "in use by another call"));
+            assert_string_equal(w.error.where, "Guten Morgen!");
+        }
+        moetext_free(w.t);
+    }
+    moetext_model_close(models);
 }
 
 TEST(threads_share_a_model) {

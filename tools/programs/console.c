@@ -11,9 +11,11 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 #include <utf8proc.h>
@@ -21,8 +23,20 @@
 static const char *program_name = "moe";
 static int closed[3]; /* 1 for standard streams that were closed at startup */
 
+/* Replace a page that is missing because a mapped model file was truncated by zeros. The step ends, and then the engine
+ * reports that the file has changed. */
+static void on_missing_page(int number, siginfo_t *info, void *context) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)info->si_addr / page * page;
+    (void)context;
+    if (info->si_code != BUS_ADRERR ||
+        mmap((void *)at, page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+        signal(number, SIG_DFL); /* the access is repeated and ends the program */
+}
+
 int program_begin(const char *name) {
+    const struct sigaction missing = { .sa_sigaction = on_missing_page, .sa_flags = SA_SIGINFO | SA_RESTART };
     program_name = name;
+    sigaction(SIGBUS, &missing, NULL);
     signal(SIGXFSZ, SIG_IGN); /* makes write() fail if a file exceeds the size limit */
     for (int fd = 0; fd < 3; fd++) {
         closed[fd] = fcntl(fd, F_GETFD) < 0 && errno == EBADF;

@@ -547,7 +547,7 @@ int program_lines_outcome(const program_lines *l, moe_status status, const moe_e
     if (l->out.error || l->read_error) return EXIT_INPUT_OUTPUT;
     if (l->trouble.code) return program_failed(&l->trouble);
     if (program_signal) return l->packed ? 128 + (int)program_signal : program_stopped(o, &l->out);
-    if (status) return program_error("%s", e->message), EXIT_MODEL;
+    if (status) return program_failed(e);
     if (l->packed) return EXIT_DONE;
     if (l->stats) l->stats(l, &l->totals);
     if (failed)

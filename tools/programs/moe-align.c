@@ -438,7 +438,7 @@ static int align(app *a, int in) {
     if (problem)
         return program_error("%s: %s", o->input ? o->input : "standard input", strerror(problem)), EXIT_INPUT_OUTPUT;
     if (program_signal) return program_stopped(o, &a->out);
-    if (a->trouble.code) return program_error("%s", a->trouble.message), EXIT_MODEL;
+    if (a->trouble.code) return program_failed(&a->trouble);
     const int written = a->options->lexicon ? write_lexicon(a) : -1;
     if (written >= 0) return written;
     if (a->progress.failed)

@@ -272,8 +272,7 @@ static void classify(app *a, size_t first, size_t n) {
     } else if (status == MOE_ERROR_CANCELLED) {
         stop(a, program_stopped(&a->options->common, &a->out));
     } else if (status) {
-        program_error("%s", e.message);
-        stop(a, EXIT_MODEL);
+        stop(a, program_failed(&e));
     }
 }
 

@@ -58,8 +58,9 @@ static const option_row own_rows[] = {
       OPTION_FLAG(paragraphs) },
     { "score", NULL, "lines contain source TAB target; print the target's log-probability TAB number of tokens",
       .group = GROUP_FILES, OPTION_FLAG(score) },
-    { "prefix", NULL, "lines contain source TAB first words of the translation; print the whole translation",
-      .group = GROUP_FILES, OPTION_FLAG(prefix) },
+    { "prefix", NULL, "lines contain source TAB beginning of the translation; print the whole translation",
+      .more = ". A word at its end may be incomplete; a space after it shows that it is complete", .group = GROUP_FILES,
+      OPTION_FLAG(prefix) },
     { "json", NULL, "write one JSON object per line: source, prefix, translation, score, ids, token_logprobs, nbest",
       .more = "; error on failure", .group = GROUP_FILES, OPTION_FLAG(common.json) },
     { "as-text", NULL, "translate the lines of a document, e.g. of .html or .po, as plain text", .group = GROUP_FILES,
@@ -505,10 +506,10 @@ static int test_translator(const options *o, const moetext_model *model, moetext
     program_stoppable(translator);
     const moe_status translated = moetext_translate(translator, self_test_pull, self_test_done, &t, &e);
     program_stoppable(NULL);
-    int status = program_signal ? 128 + (int)program_signal : EXIT_MODEL;
+    int status = 128 + (int)program_signal;
     const moe_stats stats = moetext_stats(translator);
     if (!translated) status = o->common.silent ? EXIT_DONE : print_verdicts(&t, &stats);
-    else if (!program_signal) program_file_error(path, &e);
+    else if (!program_signal) status = program_file_error(path, &e);
     for (size_t i = 0; i < t.n; i++) text_bytes_free(&t.results[i].got), text_bytes_free(&t.results[i].message);
     free(t.results);
     text_ids_free(&t.ids);

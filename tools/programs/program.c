@@ -299,6 +299,7 @@ static int check_memory(const program_common *o, text_front *front, const moe_se
 }
 
 int program_session_status(moe_status status) {
+    if (status == MOE_ERROR_IO) return EXIT_INPUT_OUTPUT;
     return status == MOE_ERROR_ARGUMENT || status == MOE_ERROR_UNSUPPORTED ? EXIT_USAGE : EXIT_MODEL;
 }
 

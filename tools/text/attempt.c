@@ -10,6 +10,7 @@ static const struct {
     text_step step;
     const char *note;
 } rules[] = {
+    { TEXT_BEGINNING_LOST, 0, TEXT_GIVE_MORE, NULL },
     { TEXT_PHRASE_DONE, 0, TEXT_PHRASE, NULL },
     { TEXT_LOOPED, 0, TEXT_RESUME, NULL },
     { TEXT_TERM_MISSING, 0, TEXT_LOOK_UP_TERM, NULL },
@@ -41,6 +42,7 @@ static int may_take(const text_attempt *a, const text_verdict *v, text_step step
     switch (step) {
     case TEXT_PHRASE: return a->phrases < TEXT_MAX_PHRASES;
     case TEXT_RESUME: return a->resumed < TEXT_RESUMES;
+    case TEXT_GIVE_MORE: return a->held > 0;
     case TEXT_LOOK_UP_TERM: return a->terms < TEXT_TERMS_BOUND && a->looked < TEXT_MAX_LOOKUPS;
     case TEXT_BIND_TERMS: return a->terms < TEXT_TERMS_BOUND;
     case TEXT_REPLACE_TERMS: return a->terms < TEXT_TERMS_REPLACED;
@@ -64,6 +66,7 @@ static text_attempt take(text_attempt a, text_step step) {
     if (step >= TEXT_LOOK_UP_TERM && step <= TEXT_HIDE_NUMBERS) a.variants = TEXT_UNCHANGED;
     switch (step) {
     case TEXT_PHRASE: a.phrases++; break;
+    case TEXT_GIVE_MORE: a.held--; break;
     case TEXT_LOOK_UP_TERM: a.looked++; break;
     case TEXT_BIND_TERMS: a.terms = TEXT_TERMS_BOUND; break;
     case TEXT_REPLACE_TERMS: a.terms = TEXT_TERMS_REPLACED; break;

@@ -14,6 +14,10 @@
 
 enum { ENOUGH = 1000, SHORT = 24 }; /* maximum number of bytes to examine; bytes of a text that is long enough */
 
+/* Bytes that libexttextcat allocates to open a fingerprint and to classify a text, rounded up. It does not check its
+ * allocations, so this much memory is reserved, and released right before the call. */
+enum { OPENING = 16 << 10, CLASSIFYING = 512 << 10 };
+
 static const char *const folders[] = { "/usr/share/libexttextcat/", "/usr/local/share/libexttextcat/",
                                        "/opt/homebrew/share/libexttextcat/" };
 
@@ -32,6 +36,7 @@ struct moetext_detector {
     text_words *words; /* NULL unless all languages have word lists, which are better for short texts */
     void *handle;      /* libexttextcat's handle if `words` is NULL */
     candidate_t *candidates;
+    void *reserve; /* [CLASSIFYING] NULL if out of memory */
     int32_t *tags; /* tags of a model's languages; NULL if created from codes */
 };
 
@@ -69,6 +74,14 @@ static int write_list(const char *folder, const char *const *codes, size_t n, ch
     return fclose(file) ? -1 : found;
 }
 
+/* Return 1 if `bytes` can be allocated. */
+static int has_memory(size_t bytes) {
+    char *volatile memory = malloc(bytes); /* volatile: compilers would remove both calls */
+    const int has = memory != NULL;
+    free(memory);
+    return has;
+}
+
 static moe_status refuse(moe_error *error, moe_status code, const char *message) {
     text_fail(error, code, "language detection", "%s", message);
     return code;
@@ -102,7 +115,9 @@ moe_status text_detector_open(const char *const *codes, size_t n, text_detector 
     char path[4096];
     int found = write_list(folder, codes, n, path, sizeof path);
     text_detector *detector = found > 0 ? calloc(1, sizeof *detector) : NULL;
-    if (detector) detector->handle = special_textcat_Init(path, folder);
+    if (detector) detector->reserve = malloc(CLASSIFYING);
+    if (detector && detector->reserve && has_memory(CLASSIFYING + (size_t)found * OPENING))
+        detector->handle = special_textcat_Init(path, folder);
     if (detector && detector->handle) {
         textcat_SetProperty(detector->handle, TCPROP_UTF8AWARE, TC_TRUE);
         textcat_SetProperty(detector->handle, TCPROP_MINIMUM_DOCUMENT_SIZE, 1);
@@ -146,6 +161,7 @@ void text_detector_close(text_detector *detector) {
     text_words_close(detector->words);
     if (detector->candidates) textcat_ReleaseClassifyFullOutput(detector->handle, detector->candidates);
     if (detector->handle) textcat_Done(detector->handle);
+    free(detector->reserve);
     free(detector->tags);
     free(detector);
 }
@@ -162,7 +178,11 @@ ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, 
     *confidence = 0;
     length = text_utf8_cut(text, length, ENOUGH);
     if (detector->words) return text_words_detect(detector->words, text, length, confidence);
-    int n = has_letters(text, length) ? textcat_ClassifyFull(detector->handle, text, length, detector->candidates) : 0;
+    if (!has_letters(text, length)) return -1;
+    if (!detector->reserve && !has_memory(CLASSIFYING)) return TEXT_DETECT_MEMORY;
+    free(detector->reserve);
+    const int n = textcat_ClassifyFull(detector->handle, text, length, detector->candidates);
+    detector->reserve = malloc(CLASSIFYING);
     const candidate_t *best = NULL, *second = NULL;
     for (int i = 0; i < n; i++) {
         const candidate_t *c = &detector->candidates[i];
@@ -193,5 +213,5 @@ int32_t text_detect_tag(text_detector *detector, const char *text, size_t length
     float confidence;
     length = text_utf8_valid(text, length < ENOUGH ? length : ENOUGH);
     const ptrdiff_t language = text_detect(detector, text, length, &confidence);
-    return detector->tags[language < 0 ? 0 : language];
+    return language == TEXT_DETECT_MEMORY ? -1 : detector->tags[language < 0 ? 0 : language];
 }

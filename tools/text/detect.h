@@ -14,6 +14,8 @@ moe_status text_detector_open(const char *const *codes, size_t n, text_detector 
 moe_status text_detector_of_model(const moe_model *model, text_detector **out, moe_error *error);
 void text_detector_close(text_detector *detector); /* may be NULL */
 
+enum { TEXT_DETECT_MEMORY = -2 }; /* result if memory runs out */
+
 /* Return the index of the language of `text`, or -1 if it has no letters. Set *confidence, from 0 to 1, to the
  * probability if words are used, otherwise to the distance from the next language, small for one or two words. */
 ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, float *confidence);
@@ -23,7 +25,7 @@ ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, 
 ptrdiff_t text_detect_each(text_detector *detector, const char *text, size_t length, float *each);
 
 /* With a model's detector, return the tag of the language of `text`, or of the model's first language if the text has
- * no letters. The result depends only on the text. */
+ * no letters; -1 if memory runs out. The result depends only on the text. */
 int32_t text_detect_tag(text_detector *detector, const char *text, size_t length);
 
 #endif

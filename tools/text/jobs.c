@@ -85,10 +85,11 @@ static void limit_ids(const text_front *front, int ids, int pieces, const char *
     const text_options *options = &job->options;
     if (job->failed || out->length <= limit) return;
     if (!options->truncate) {
+        const int shares = moe_model_prompted(front->model) && !front->of_targets;
         text_job_note(job, &job->failed,
-                      "the %s has %zu tokens, but the limit is %zu; use %struncate to cut the %s or %smax-len "
-                      "to raise the limit",
-                      what, out->length, limit, before_option(options), what, before_option(options));
+                      "the %s has %zu tokens, but the limit is %zu; use %struncate to cut the %s, or %s %smax-len%s",
+                      what, out->length, limit, before_option(options), what, shares ? "reduce" : "raise",
+                      before_option(options), shares ? ": prompt and answer share the model's positions" : "");
         job->status = MOE_ERROR_LIMIT;
         return;
     }
@@ -116,6 +117,49 @@ static moe_status prepare_source(const text_front *front, text_job *job, moe_err
     const moe_status status =
         read.failed ? text_out_of_memory(error) : job->options.strategy->prepare(front, job, source, error);
     text_bytes_free(&read);
+    return status;
+}
+
+/* A given beginning can end within a word, whose tokens then differ from those of the whole word. The first attempt
+ * does not give the model the tokens of the last word, at most MOST_HELD; the next ones give it one more each, until
+ * the translation starts with the beginning. If it starts with all of the beginning's tokens, they are given. A space
+ * at the end shows that the last word is whole. */
+enum { MOST_HELD = 4 };
+
+/* Set the number of tokens that the first attempt holds back. */
+static moe_status hold_word(const text_front *targets, text_job *job, moe_error *error) {
+    const char *text = job->target.data;
+    const size_t length = job->target.length, n = job->target_ids.length;
+    text_offsets begins = { 0 };
+    size_t word = length;
+    while (word && (unsigned char)text[word - 1] > ' ' && !strchr("\"#$%&'()*+,-./:;<=>?@[]_", text[word - 1])) word--;
+    if (word == length || !text_cuts(targets)) return MOE_OK;
+    const int unspaced = text_is_unspaced(text, length, text_utf8_cut(text, length, length - 1));
+    const moe_status status = text_encode_begins(targets, text, length, &begins, error);
+    if (!status && begins.length == n)
+        for (size_t most = unspaced ? 1 : MOST_HELD, end = length;
+             job->attempt.held < n && job->attempt.held < most && end > word;)
+            end = begins.data[n - ++job->attempt.held];
+    free(begins.data);
+    return status;
+}
+
+int text_job_begins(const text_job *job, const char *text, size_t length) {
+    const moe_span given = text_trimmed(job->target.data, job->target.length, " \t");
+    return !job->attempt.held || (length >= given.length && memcmp(text, given.data, given.length) == 0);
+}
+
+/* Check whether a translation, made without the last tokens of its beginning, starts with the beginning. */
+static moe_status judge_beginning(const text_front *front, text_job *job, const moe_result *result, text_verdict *v,
+                                  moe_error *error) {
+    const moe_hypothesis *h = result->n_hypotheses ? result->hypotheses : NULL;
+    const text_ids *given = &job->target_ids;
+    text_bytes written = { 0 };
+    if (h && h->n_ids >= given->length && memcmp(h->ids, given->data, given->length * sizeof *h->ids) == 0)
+        job->attempt.held = 1, h = NULL;
+    const moe_status status = h ? text_job_write(front, job, h, &written, error) : MOE_OK;
+    if (!h || !text_job_begins(job, written.data ? written.data : "", written.length)) v->reasons = TEXT_BEGINNING_LOST;
+    text_bytes_free(&written);
     return status;
 }
 
@@ -149,6 +193,8 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     if (options->pairs)
         limit_ids(&targets, options->target_ids, options->target_pieces, "target",
                   options->max_target ? options->max_target - 1 : 0, &job->target_ids, job);
+    if (options->begins && !options->target_ids && !options->target_pieces && !job->failed && !job->cut)
+        if ((status = hold_word(&targets, job, error))) return status;
     /* White space needs neither a translation nor a score. */
     job->blank = !job->failed && job->source_ids.length == 0 && job->target_ids.length == 0;
     if (job->blank && options->rules) job->verbatim = 1; /* a text without ids, such as an empty row of a table */
@@ -254,6 +300,7 @@ moe_status text_job_next(const text_front *front, text_suspicions *doubts, text_
     int fits = 0;
     job->written_of = NULL; /* results may share memory */
     moe_status status = job->options.strategy->judge(front, doubts, job, result, &verdict, error);
+    if (!status && a->held) status = judge_beginning(front, job, result, &verdict, error);
     if (status) return status;
     find_half(job, &verdict);
     verdict.half = text_guard_outside_term(job->guard, verdict.half);
@@ -292,6 +339,7 @@ moe_status text_job_request(const text_front *front, text_job *job, moe_request 
     job->partial.decoding = (bpe_stream){ 0 };
     const moe_status status = job->options.strategy->request(front, job, request, error);
     if (job->attempt.step == TEXT_RESUME) resume(job, request);
+    if (job->attempt.held) job->partial.final = 0;
     return status;
 }
 

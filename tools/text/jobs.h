@@ -26,6 +26,7 @@ typedef struct text_options {
     int ids, pretokenized;          /* 1 if texts are token ids; 1 if they are pieces of the model's vocabulary */
     int target_ids, target_pieces;  /* 1 if targets and translations are token ids; 1 if they are pieces */
     int pairs;                      /* 1 if lines have a target (text_line.given) */
+    int begins;                     /* 1 if the target is the beginning of the translation */
     int truncate;                   /* truncate a text that is too long or damaged instead of rejecting the line */
     const struct text_rules *rules; /* protected spans and terms (protect.h); NULL if nothing is protected */
     int variants;                   /* try each text_variant of short texts without a final punctuation mark */
@@ -112,6 +113,8 @@ moe_status text_job_divide(const text_front *front, text_job *job, text_job *sec
  * brackets. */
 moe_status text_job_lost(const text_front *front, text_job *job, const moe_hypothesis *h, text_verdict *verdict,
                          moe_error *error);
+/* Return 1 if a translation starts with the given beginning, or if the model had to start with all of its tokens. */
+int text_job_begins(const text_job *job, const char *text, size_t length);
 /* Append a translation in the form that the options set: pieces, ids, or text with protected spans and capitals
  * restored. */
 moe_status text_job_write(const text_front *front, const text_job *job, const moe_hypothesis *h, text_bytes *out,

@@ -240,8 +240,10 @@ static moe_status of_file(const char *path, const moe_error *e, moe_error *error
     if (!error) return e->code;
     *error = *e;
     if (strcmp(e->where, path) == 0) return e->code;
-    if (e->where[0] && e->code != MOE_ERROR_IO && strlen(e->where) + strlen(e->message) + 2 < sizeof e->message)
-        text_fail(error, e->code, "", "%s: %s", e->where, e->message);
+    const char *message = text_without_file(path, e->message);
+    if (e->where[0] && e->code != MOE_ERROR_IO && strlen(e->where) + strlen(message) + 2 < sizeof e->message)
+        text_fail(error, e->code, "", "%s: %s", e->where, message);
+    text_name_error(path, e->code, error);
     snprintf(error->where, sizeof error->where, "%s", length > most ? path + length - most : path);
     return e->code;
 }

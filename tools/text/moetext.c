@@ -116,7 +116,7 @@ static moetext_model *new_model(void) {
 }
 
 /* Open a model file without its tokeniser. `verify` has the same meaning as in moe_model_params. */
-static moe_status open_file(moetext_model *m, const char *path, const text_settings *settings, int verify,
+static moe_status open_file(moetext_model *m, const moe_source *source, const text_settings *settings, int verify,
                             moe_error *error) {
     const moe_allocator none = { 0 };
     const moe_model_params params = { .copy = settings->copy > 0,
@@ -124,9 +124,9 @@ static moe_status open_file(moetext_model *m, const char *path, const text_setti
                                       .verify = settings->verify ? verify : -1,
                                       .allocator = settings->max_memory ? text_memory_allocator() : none };
     m->form = settings->form < 0 ? TEXT_FORM_TEXT : (text_form)settings->form;
-    const moe_status status = text_open(path, TEXT_IDS_ONLY, &params, &m->front, error);
+    const moe_status status = text_open_source(source, TEXT_IDS_ONLY, &params, &m->front, error);
     if (status) return status;
-    if (params.copy || params.stream) m->copied = (size_t)moe_model_held_bytes(m->front.model);
+    if (params.copy || params.stream || source->read) m->copied = (size_t)moe_model_held_bytes(m->front.model);
     return copy_texts(m, error);
 }
 
@@ -134,7 +134,7 @@ moe_status text_model_begin(const char *path, const text_settings *settings, tex
                             moe_error *error) {
     moetext_model *m = new_model();
     if (!m) return text_out_of_memory(error);
-    moe_status status = open_file(m, path, settings, 2, error);
+    moe_status status = open_file(m, &(moe_source){ .path = path }, settings, 2, error);
     if (!status && is_kind(m, settings)) status = text_begin_tokeniser(&m->front, level, error);
     if (!status && settings->verify && moe_model_file_bytes(m->front.model) <= MOE_VERIFY_BYTES)
         status = moe_model_verify(m->front.model, error); /* runs while the tokeniser is loaded */
@@ -149,7 +149,8 @@ moe_status text_model_wait(const moetext_model *m, moe_error *error) {
 
 const text_front *text_front_of(const moetext_model *m) { return &m->front; }
 
-moe_status text_model_open(const char *path, const text_settings *settings, moetext_model **out, moe_error *error) {
+static moe_status open_source(const moe_source *source, const text_settings *settings, moetext_model **out,
+                              moe_error *error) {
     static const text_level levels[] = { [TEXT_FORM_TEXT] = TEXT_REQUIRED,
                                          [TEXT_FORM_PIECES] = TEXT_PIECES,
                                          [TEXT_FORM_IDS] = TEXT_IF_THERE,
@@ -157,7 +158,7 @@ moe_status text_model_open(const char *path, const text_settings *settings, moet
     moe_error e = { .code = MOE_OK };
     moetext_model *m = new_model();
     if (!m) return text_out_of_memory(error);
-    moe_status status = open_file(m, path, settings, settings->verify < 0 ? 0 : 1, &e);
+    moe_status status = open_file(m, source, settings, settings->verify < 0 ? 0 : 1, &e);
     if (!status && !is_kind(m, settings))
         status = text_fail(&e, MOE_ERROR_UNSUPPORTED, "model", "not a %s model",
                            settings->kind > 0 ? "language" : "translation");
@@ -170,15 +171,31 @@ moe_status text_model_open(const char *path, const text_settings *settings, moet
     if (!status) return *out = m, MOE_OK;
     moetext_model_close(m);
     if (error) *error = e;
-    return status;
+    return text_name_error(source->name ? source->name : source->path, status, error);
+}
+
+moe_status text_model_open(const char *path, const text_settings *settings, moetext_model **out, moe_error *error) {
+    return open_source(&(moe_source){ .path = path }, settings, out, error);
 }
 
 moe_status moetext_model_open(const char *path, const char *options, moetext_model **out, moe_error *error) {
-    text_settings settings = text_settings_none();
     char default_path[4096];
+    text_settings settings = text_settings_none();
     moe_status status = text_settings_parse(&settings, options, error);
     if (!status && !path) status = moetext_default_model(default_path, sizeof default_path, error);
     return status ? status : text_model_open(path ? path : default_path, &settings, out, error);
+}
+
+moe_status moetext_model_open_source_sized(const moe_source *given, size_t size, const char *options,
+                                           moetext_model **out, moe_error *error) {
+    moe_source source = { .name = NULL };
+    text_settings settings = text_settings_none();
+    const moe_status status = text_settings_parse(&settings, options, error);
+    if (size > sizeof source)
+        return text_fail(error, MOE_ERROR_ARGUMENT, "moe_source",
+                         "the program was compiled with a newer moe.h than this library, " MOE_VERSION);
+    memcpy(&source, given, size);
+    return status ? status : open_source(&source, &settings, out, error);
 }
 
 moe_status text_model_of_set(text_set *set, const text_several_ops *ops, moetext_model **out, moe_error *error) {
@@ -452,6 +469,7 @@ struct moetext {
     text_detector *detector;                /* NULL until needed */
     size_t split;
     atomic_int cancelled;
+    atomic_int busy; /* 1 during a call that translates */
     moetext_pull_fn pull;
     moetext_done_fn done;
     void *user;
@@ -465,7 +483,7 @@ struct moetext {
     int32_t end;                /* the model's end token */
     unit *unit;                 /* the current text; may be NULL */
     unit *units, *spare_units;  /* texts in progress; texts to reuse */
-    size_t batch;               /* batch size of the session */
+    size_t batch, nbest;        /* batch size of the session; maximum number of hypotheses per result */
     size_t most_parts, n_spare; /* limit of parts per text, and of spare parts; number of spare parts */
     size_t under_way;           /* parts that are not decoded yet */
     part *spare_parts;
@@ -616,10 +634,22 @@ static moe_status add_logprobs(hypothesis *h, const float *logprobs, size_t n, m
     return text_add(&h->logprobs, &h->sums.n_logprobs, &h->logprob_capacity, logprobs, n, sizeof *logprobs, error);
 }
 
-/* Keep the hypotheses of a result. */
+/* Return 1 if the last hypothesis of a part has the text of a better one, or not the given beginning. */
+static int is_unwanted(const moetext *t, const part *p) {
+    const text_bytes *last = &p->found.each[p->found.n - 1].text;
+    int unwanted = !text_job_begins(&p->job, last->data ? last->data : "", last->length);
+    for (size_t k = 0; k + 1 < p->found.n && t->writes == TEXT_FORM_TEXT; k++) {
+        const text_bytes *other = &p->found.each[k].text;
+        unwanted |=
+            other->length == last->length && (!last->length || memcmp(other->data, last->data, last->length) == 0);
+    }
+    return unwanted && p->found.n > 1;
+}
+
+/* Keep up to `nbest` hypotheses of a result, with different texts: different tokens can have the same text. */
 static moe_status part_keep(const moetext *t, part *p, const moe_result *result, moe_error *error) {
     moe_status status = MOE_OK;
-    for (size_t k = 0; !status && k < result->n_hypotheses; k++) {
+    for (size_t k = 0; !status && k < result->n_hypotheses && p->found.n < t->nbest; k++) {
         const moe_hypothesis *from = &result->hypotheses[k];
         hypothesis *h = add_hypothesis(&p->found, error);
         if (!h) return MOE_ERROR_MEMORY;
@@ -630,6 +660,7 @@ static moe_status part_keep(const moetext *t, part *p, const moe_result *result,
         if (h->text.failed) status = text_out_of_memory(error);
         if (!status) status = text_ids_append(&h->tokens.ids, from->ids, from->n_ids, error);
         if (!status) status = add_logprobs(h, from->token_logprobs, from->n_ids + (size_t)finished, error);
+        if (!status && is_unwanted(t, p)) p->found.n--;
     }
     return status;
 }
@@ -1150,6 +1181,7 @@ static moe_status tags_of(moetext *t, const moetext_request *q, int32_t *source_
     *source_tag = find ? -1 : t->source_tag;
     *target_tag = t->target_tag;
     if (find && !status && t->detector) *source_tag = text_detect_tag(t->detector, q->text, q->length);
+    if (find && !status && t->detector && *source_tag < 0) status = text_out_of_memory(error);
     else if (!find && q->source) status = text_language(t->stream.front, q->source, 0, source_tag, error);
     if (!status && q->target) status = text_language(t->stream.front, q->target, 1, target_tag, error);
     if (status || !t->model->n_languages || whole || t->language) return status;
@@ -1222,7 +1254,8 @@ static int stream_turn(text_stream *stream, int wait) {
     const int plain = !u->request.task;
     stream->at = &t->unit->cursor;
     stream->split = plain ? t->split : 0;
-    stream->options.pairs = u->request.task == MOETEXT_PREFIX || (u->request.task == MOETEXT_SCORE && !t->language);
+    stream->options.begins = u->request.task == MOETEXT_PREFIX;
+    stream->options.pairs = stream->options.begins || (u->request.task == MOETEXT_SCORE && !t->language);
     stream->options.prompt = u->request.context_length ? &t->in_context : &t->prompt;
     stream->options.rules = !plain ? NULL : u->request.glossary ? u->request.glossary->rules : t->rules;
     stream->options.variants = plain && t->variants;
@@ -1351,6 +1384,7 @@ static void stream_request(text_stream *stream, text_job *job, moe_request *requ
     request->target = ids_or_nothing(&job->target_ids);
     request->n_target = job->target_ids.length;
     request->prefix = u->request.task == MOETEXT_PREFIX;
+    request->n_target -= job->attempt.held;
     request->n_target -= (size_t)ends_raw(t, &job->target_ids);
     if (t->raw) request->force = request->target_tag = -1; /* a raw target includes all tokens */
 }
@@ -1380,7 +1414,19 @@ static void stream_finish(text_stream *stream, text_job *job, const moe_result *
     else part_done(t, p);
 }
 
-moe_status moetext_translate(moetext *t, moetext_pull_fn pull, moetext_done_fn done, void *user, moe_error *error) {
+/* Begin a call that uses the translator until `leave`. */
+static moe_status enter(moetext *t, moe_error *error) {
+    if (!atomic_exchange(&t->busy, 1)) return MOE_OK;
+    return text_fail(error, MOE_ERROR_ARGUMENT, "translator",
+                     "the translator is in use by another call; create one translator per thread");
+}
+
+static moe_status leave(moetext *t, moe_status status) {
+    atomic_store(&t->busy, 0);
+    return status;
+}
+
+static moe_status translate(moetext *t, moetext_pull_fn pull, moetext_done_fn done, void *user, moe_error *error) {
     if (t->several) return t->model->ops->translate(t->several, pull, done, user, error);
     t->pull = pull;
     t->done = done;
@@ -1400,6 +1446,11 @@ moe_status moetext_translate(moetext *t, moetext_pull_fn pull, moetext_done_fn d
     }
     if (status == MOE_ERROR_CANCELLED) moetext_uncancel(t);
     return status;
+}
+
+moe_status moetext_translate(moetext *t, moetext_pull_fn pull, moetext_done_fn done, void *user, moe_error *error) {
+    const moe_status status = enter(t, error);
+    return status ? status : leave(t, translate(t, pull, done, user, error));
 }
 
 /* ==== 6. Rows =========================================================================================== */
@@ -1500,7 +1551,7 @@ static moe_status rows_translate(moetext *t, const rows *given, moetext_rows *ou
         r->statuses_out[i] = given_one ? MOE_ERROR_CANCELLED : MOE_OK;
         r->scores_out[i] = 0;
     }
-    status = moetext_translate(t, rows_pull, rows_done, r, &e);
+    status = translate(t, rows_pull, rows_done, r, &e);
     if (!status || status == MOE_ERROR_CANCELLED) {
         const moe_status collected = rows_collect(r, out, &e);
         if (collected) status = collected;
@@ -1520,14 +1571,16 @@ moe_status moetext_translate_rows(moetext *t, const char *bytes, const int64_t *
                          .source = source,
                          .target = target,
                          .n = n };
-    return rows_translate(t, &given, out, error);
+    const moe_status status = enter(t, error);
+    return status ? status : leave(t, rows_translate(t, &given, out, error));
 }
 
 moe_status moetext_translate_strings(moetext *t, const char *const *texts, size_t n, const char *source,
                                      const char *target, moetext_rows *out, moe_error *error) {
     static const char *const none[1] = { "" };
     const rows given = { .texts = texts ? texts : none, .source = source, .target = target, .n = n };
-    return rows_translate(t, &given, out, error);
+    const moe_status status = enter(t, error);
+    return status ? status : leave(t, rows_translate(t, &given, out, error));
 }
 
 static void rows_free(rows *r) {
@@ -1692,18 +1745,18 @@ static void set_stream(moetext *t, const moe_session_params *p) {
                                .partial = stream_partial,
                                .before = stream_before };
     t->stream.blank_too = t->language;
-    t->stream.options =
-        (text_options){ .option = t->settings.before ? t->settings.before : "option ",
-                        .ids = t->reads >= TEXT_FORM_IDS,
-                        .pretokenized = t->reads == TEXT_FORM_PIECES,
-                        .target_ids = t->writes >= TEXT_FORM_IDS,
-                        .target_pieces = t->writes == TEXT_FORM_PIECES,
-                        .truncate = t->settings.truncate > 0,
-                        .prompt = &t->prompt,
-                        .max_source = t->language ? (size_t)p->max_target
-                                                  : (size_t)p->max_source + (t->raw ? t->model->front.source_extra : 0),
-                        .max_target =
-                            (size_t)p->max_target + (size_t)t->raw_target }; /* a target can include the end token */
+    t->stream.options = (text_options){
+        .option = t->settings.before ? t->settings.before : "option ",
+        .ids = t->reads >= TEXT_FORM_IDS,
+        .pretokenized = t->reads == TEXT_FORM_PIECES,
+        .target_ids = t->writes >= TEXT_FORM_IDS,
+        .target_pieces = t->writes == TEXT_FORM_PIECES,
+        .truncate = t->settings.truncate > 0,
+        .prompt = &t->prompt,
+        .max_source = t->language ? (size_t)p->max_target
+                                  : moe_session_max_source(t->session) + (t->raw ? t->model->front.source_extra : 0),
+        .max_target = (size_t)p->max_target + (size_t)t->raw_target
+    }; /* a target can include the end token */
     t->batch = (size_t)p->batch;
     t->most_parts = 16 * t->batch + 256;
     t->split = !is_text(t) ? 0 : t->settings.split < 0 ? TEXT_SPLIT : (size_t)t->settings.split;
@@ -1726,6 +1779,8 @@ static moe_session_params describe_session(moetext *t) {
     text_settings_apply(&t->settings, &params);
     if (t->settings.scores && !t->language && t->settings.max_len < 0 && longest > params.max_target)
         params.max_target = longest; /* a given translation may be longer than the model's own */
+    t->nbest = (size_t)params.nbest;
+    if (t->nbest > 1 && t->writes == TEXT_FORM_TEXT) params.nbest = params.beam; /* some may have the same text */
     t->kept = keeps(t, &params);
     if (t->kept) params.max_constraints = MOE_MAX_CONSTRAINTS;
     t->variants = t->kept && t->settings.protect && params.rules == MOE_RULES_PAPER;

@@ -8,7 +8,8 @@
  * Objects and lifetimes
  *   moetext_model   a model file and its tokeniser. It never changes after it is opened. Any number of threads and
  *                   translators can share it. It may be closed while translators use it; the last translator frees it.
- *   moetext         a translator: the settings, threads and memory of a session. One thread at a time may use it; only
+ *   moetext         a translator: the settings, threads and memory of a session. One thread at a time may use it: a
+ *                   call that translates while another one runs returns MOE_ERROR_ARGUMENT and changes nothing. Only
  *                   moetext_cancel may be called from any thread. Separate translators are independent of each other.
  *   Text is UTF-8 without NUL bytes, given with its length. It may have several lines and any length.
  *
@@ -78,6 +79,15 @@ moe_status moetext_default_model(char *path, size_t size, moe_error *error);
  * MOE_ERROR_UNSUPPORTED (a model of another kind, or without a tokeniser, which only form=ids and form=pieces allow).
  */
 moe_status moetext_model_open(const char *path, const char *options, moetext_model **out, moe_error *error);
+/* Open a model that is not at a path of its own: a part of a file, a descriptor, memory, or bytes that a callback reads
+ * (moe_source in moe.h). Messages of errors begin with its name. With the option copy=1, its bytes need no alignment
+ * and are not needed after the call. */
+moe_status moetext_model_open_source_sized(const moe_source *source, size_t size, const char *options,
+                                           moetext_model **out, moe_error *error);
+static inline moe_status moetext_model_open_source(const moe_source *source, const char *options, moetext_model **out,
+                                                   moe_error *error) {
+    return moetext_model_open_source_sized(source, sizeof *source, options, out, error);
+}
 void moetext_model_close(moetext_model *model); /* may be NULL; translators remain usable */
 
 /* Open several models as one. `paths` are model files, or folders, from which all translation models whose names end in
@@ -97,8 +107,8 @@ void moetext_model_close(moetext_model *model); /* may be NULL; translators rema
  * languages of the options: the first model reads ids or pieces, and the second model writes ids or pieces. Routing is
  * not supported.
  *
- * `options` are those of moetext_model_open. Errors: those of moetext_model_open, with the end of the path in `where`;
- * MOE_ERROR_ARGUMENT (a folder without models, a file without languages). */
+ * `options` are those of moetext_model_open. Errors: those of moetext_model_open, with the path in the message and its
+ * end in `where`; MOE_ERROR_ARGUMENT (a folder without models, a file without languages). */
 moe_status moetext_models_open(const char *const *paths, size_t n, const char *options, moetext_model **out,
                                moe_error *error);
 /* Return the number of models needed to translate from one language to another, 1 or 2; 0 if no models can. For a
@@ -165,9 +175,10 @@ typedef struct moetext_detector moetext_detector; /* one thread at a time may us
 moe_status moetext_detector_new(const moetext_model *model, moetext_detector **out, moe_error *error);
 void moetext_detector_free(moetext_detector *detector); /* may be NULL */
 
-/* Return the index of the language of `text`, or -1 if it has no letters. Only the first 1000 bytes are used.
- * `confidences` (may be NULL) has an element per language of the model. They are probabilities if all languages have
- * word lists; otherwise 0, except for the likeliest language, which gets its distance from the next one, 0 to 1. */
+/* Return the index of the language of `text`, -1 if it has no letters, or -2 if memory runs out. Only the first 1000
+ * bytes are used. `confidences` (may be NULL) has an element per language of the model. They are probabilities if all
+ * languages have word lists; otherwise 0, except for the likeliest language, which gets its distance from the next one,
+ * 0 to 1. */
 ptrdiff_t moetext_detect(moetext_detector *detector, const char *text, size_t length, float *confidences);
 
 /* ---- Translator ---------------------------------------------------------------------------------------- */

@@ -178,11 +178,33 @@ moe_status text_wait_tokeniser(text_front *front, moe_error *error) {
     return status;
 }
 
+const char *text_without_file(const char *file, const char *message) {
+    const size_t length = strlen(file), cut = strncmp(message, "...", 3) == 0 ? 3 : 0;
+    for (const char *at = message + cut; (at = strstr(at, ": ")); at++) {
+        const size_t n = (size_t)(at - message) - cut;
+        if (n <= length && (cut || n == length) && memcmp(file + length - n, message + cut, n) == 0) return at + 2;
+    }
+    return message;
+}
+
+moe_status text_name_error(const char *file, moe_status status, moe_error *error) {
+    char message[sizeof error->message];
+    if (!status || !error || !file || text_without_file(file, error->message) > error->message) return status;
+    snprintf(message, sizeof message, "%s", error->message);
+    const size_t length = strlen(file), said = strlen(message),
+                 room = sizeof message - (said < sizeof message - 64 ? said : sizeof message - 64) - 6;
+    const int n = snprintf(error->message, sizeof message, "%s%s: ", length > room ? "..." : "",
+                           length > room ? file + length - room : file);
+    snprintf(error->message + n, sizeof message - (size_t)n, "%s", message);
+    return status;
+}
+
 const char *text_file_error(const char *file, const moe_error *error, char *out, size_t size) {
+    const char *message = text_without_file(file ? file : error->where, error->message);
     if (error->code == MOE_ERROR_IO) snprintf(out, size, "%s", error->message);
     else
         snprintf(out, size, "%s%s%s%s%s", file ? file : "", file ? ": " : "", error->where, error->where[0] ? ": " : "",
-                 error->message);
+                 message);
     return out;
 }
 
@@ -345,15 +367,27 @@ void text_say_how_to_convert(const char *path, moe_error *error) {
     free(data);
 }
 
-moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front,
-                     moe_error *error) {
+moe_status text_open_source(const moe_source *source, text_level level, const moe_model_params *params,
+                            text_front *front, moe_error *error) {
     *front = (text_front){ .unknown = -1, .target_unknown = -1 };
-    moe_status status = moe_model_open(path, params, &front->model, error);
-    if (status) return text_say_how_to_convert(path, error), status;
+    moe_status status = moe_model_open_source(source, params, &front->model, error);
+    if (status && source->path && error) {
+        const char *message = text_without_file(source->path, error->message);
+        const int named = message > error->message;
+        memmove(error->message, message, strlen(message) + 1);
+        text_say_how_to_convert(source->path, error);
+        if (named) text_name_error(source->path, status, error);
+    }
+    if (status) return status;
     front->source_extra = moe_model_source_extra(front->model);
     status = text_open_tokeniser(front, level, error);
     if (status) text_close(front);
-    return status;
+    return text_name_error(source->name ? source->name : source->path, status, error);
+}
+
+moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front,
+                     moe_error *error) {
+    return text_open_source(&(moe_source){ .path = path }, level, params, front, error);
 }
 
 void text_close(text_front *front) {

@@ -4,8 +4,11 @@
 
 #include "tools/text/text.h"
 
-/* Format an error as "FILE: WHERE: MESSAGE", or without "FILE: " if `file` is NULL. Copy I/O errors unchanged, because
- * their messages already name the file. */
+/* Put the name of a file before an error's message, unless it is there. Return the status. */
+moe_status text_name_error(const char *file, moe_status status, moe_error *error);
+/* Return a message without the name of the file before it. */
+const char *text_without_file(const char *file, const char *message);
+/* Format an error as "FILE: WHERE: MESSAGE", or without "FILE: " if `file` is NULL. Copy I/O errors unchanged. */
 const char *text_file_error(const char *file, const moe_error *error, char *out, size_t size);
 
 typedef enum text_level {
@@ -18,7 +21,9 @@ typedef enum text_level {
 /* Append the conversion command to an error (may be NULL) if `path` looks like another program's model. */
 void text_say_how_to_convert(const char *path, moe_error *error);
 
-/* Open a model (`params` may be NULL) and its tokeniser. *front is all zero on failure. */
+/* Open a model (`params` may be NULL) and its tokeniser. *front is all zero on failure. Messages name the file. */
+moe_status text_open_source(const moe_source *source, text_level level, const moe_model_params *params,
+                            text_front *front, moe_error *error);
 moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front,
                      moe_error *error);
 void text_close(text_front *front);

@@ -338,6 +338,7 @@ static moe_status find_source(text_several *s, const moetext_request *q, size_t 
     float confidence;
     const ptrdiff_t found =
         text_detect(s->detector, q->text ? q->text : "", text_utf8_valid(q->text, q->length), &confidence);
+    if (found == TEXT_DETECT_MEMORY) return text_out_of_memory(error);
     *source = found < 0 ? target : (size_t)found; /* text without letters is copied */
     return MOE_OK;
 }
