@@ -426,7 +426,7 @@ static uint64_t moe_group_number(const moe_group_key *key, int old, const char *
     return is_number && by ? number / by + (number % by != 0) : number;
 }
 
-/* Return 1 if the comma-separated list [list, end) of /proc/self/cgroup contains a controller. */
+/* Return 1 if the list [list, end), separated by commas, contains a controller. */
 static int moe_group_has(const char *list, const char *end, const char *controller) {
     const size_t n = strlen(controller);
     for (; list < end; list += strcspn(list, ",:") + 1)
@@ -4619,8 +4619,7 @@ static moe_status moe_named(const char *name, moe_status status, moe_error *erro
     return status;
 }
 
-/* Fail if another process has written to a mapped file. Its pages may then be unverified or, after truncation, missing.
- * This is checked before and after every run and before every other use of mapped numbers. */
+/* Fail if another process has changed a mapped file, whose pages may be missing: before and after every use of them. */
 static moe_status moe_check_unchanged(const moe_file *f, moe_error *error) {
     const struct stat *then = &f->origin.opened;
     struct stat now;
@@ -4720,8 +4719,7 @@ static moe_status moe_report_damage(const moe_file *f, moe_damage *damage, moe_e
     do t--;
     while (f->pieces[t - f->tensors] > piece);
     MOE_TRY(moe_compare_held(f, t, piece - f->pieces[t - f->tensors], error));
-    moe_fail(error, MOE_ERROR_IO, "model", "the model file changed while in use");
-    return moe_named(f->origin.name, MOE_ERROR_IO, error);
+    return moe_fail(error, MOE_ERROR_IO, "model", "the model file changed while in use");
 }
 
 /* ---- Streamed files ---- */
@@ -8983,9 +8981,9 @@ static moe_status moe_model_stream(const moe_source *s, const moe_origin *o, siz
 static moe_status moe_open_file(const moe_source *s, moe_origin *o, uint64_t *bytes, moe_error *error) {
     o->fd = s->path ? open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) /* O_NONBLOCK: do not wait for a FIFO's writer */
                     : fcntl(s->fd, F_DUPFD_CLOEXEC, 0);
-    if (o->fd < 0 && s->path)
-        return moe_fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", s->path, strerror(errno));
-    if (o->fd < 0) return moe_fail(error, MOE_ERROR_IO, "open", "cannot use descriptor %d: %s", s->fd, strerror(errno));
+    if (o->fd < 0)
+        return moe_fail(error, MOE_ERROR_IO, "open", s->path ? "cannot open %s: %s" : "cannot use the descriptor%s: %s",
+                        s->path ? s->path : "", strerror(errno));
     moe_status status = MOE_OK;
     if (fstat(o->fd, &o->opened) != 0 || !S_ISREG(o->opened.st_mode))
         status = moe_fail(error, MOE_ERROR_IO, "open", "not a regular file");
@@ -10920,6 +10918,53 @@ static moe_status moe_run_frame(moe_session *s, int which, const moe_frame *fram
     return moe_check_cancelled(s, error);
 }
 
+/* ---- The next token ---- */
+
+/* Write the tokens of a hypothesis up to `last` to out, without a prompt and tag. Returns their number. */
+static size_t moe_write_tokens(const moe_slot *slot, int32_t last, size_t position, int32_t *out) {
+    const size_t before = slot->task.prompt + slot->shown;
+    for (size_t i = position; i-- > before; last = slot->tokens[last].parent) out[i - before] = slot->tokens[last].id;
+    return position - before;
+}
+
+/* Let the caller change the logits of all rows whose tokens are chosen in this step, request by request. While a start
+ * is given, the only hypothesis has rows for several tokens, of which only the last one can be such a row. */
+static void moe_change_logits(void *user, float *logits, size_t stride) {
+    moe_session *s = user;
+    for (size_t at = 0; at < (size_t)s->params.batch; at++) {
+        moe_slot *slot = &s->slots[at];
+        const size_t position = slot->steps + slot->ahead;
+        moe_next_token next = { .user = s->tickets[at].request.user,
+                                .vocabulary = (size_t)s->model->vocabulary,
+                                .stride = stride,
+                                .ids = s->next_of };
+        if (!slot->active || slot->waits || slot->task.scoring || position < slot->task.n_target) continue;
+        for (size_t h = 0; h < slot->n_live; h++) {
+            const moe_live *live = &slot->live[h];
+            int32_t *ids = s->next_ids + next.rows * s->search.max_target;
+            if (live->ended) continue;
+            if (!next.rows) next.logits = logits + (live->row + slot->ahead) * stride;
+            s->next_of[next.rows++] = ids;
+            /* given tokens are stored in order */
+            next.n_ids = moe_write_tokens(slot, slot->ahead ? (int32_t)position - 1 : live->last, position, ids);
+        }
+        if (next.rows) slot->stops = s->params.next_token(s->params.next_token_user, &next) != 0;
+    }
+}
+
+/* Make the hypotheses of a slot results without their next token, as at the length limit. `coverage` is that before
+ * this step. Returns 1. */
+static int moe_stop_slot(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *b, float *coverage) {
+    moe_beam before = *b;
+    for (; slot->ahead && !slot->broken; slot->ahead--, slot->live[0].row++) moe_slot_step(s, slot, at, b, NULL);
+    before.coverage = slot->steps ? coverage : NULL;
+    for (const moe_live *live = slot->live; live < slot->live + slot->n_live && !slot->broken; live++)
+        if (s->rules.stay) moe_insert(s, slot->task.beam, slot->finished, &slot->n_finished, live);
+        else moe_add_finished(s, slot, &before, *live, slot->steps ? (size_t)b->parents[live->row] : 0);
+    slot->active = 0;
+    return 1;
+}
+
 /* ---- Ranks ---- */
 
 /* Agree on the next graph: the first that any rank wants to run. If ranks have failed, all return the error of one. */
@@ -11525,10 +11570,10 @@ static moe_status moe_check_pages(const moe_session *s, const moe_request *q, mo
     if (!q->target || q->prefix) rows += (limit - given) * (size_t)s->params.beam;
     if (!s->n_pages || rows <= s->n_pages * MOE_PAGE) return MOE_OK;
     const size_t mb = (moe_page_bytes(s) * moe_divide_up(rows, MOE_PAGE) >> 20) + 1;
-    return moe_fail(
-        why, MOE_ERROR_LIMIT, "request",
-        "the request may need keys and values for %zu tokens, but context_memory holds %zu; raise it to %zu MB", rows,
-        s->n_pages * MOE_PAGE, mb);
+    return moe_fail(why, MOE_ERROR_LIMIT, "request",
+                    "the request may need keys and values for %zu tokens, but context_memory holds %zu; raise it to "
+                    "%zu MB",
+                    rows, s->n_pages * MOE_PAGE, mb);
 }
 
 /* Return 1 if the request for slot `at` must be decoded; otherwise deliver its result. */
@@ -11818,51 +11863,6 @@ static void moe_add_coverage(moe_session *s) {
     }
     b->coverage = s->coverage_next;
     s->coverage_next = old;
-}
-
-/* Write the tokens of a hypothesis up to `last` to out, without a prompt and tag. Returns their number. */
-static size_t moe_write_tokens(const moe_slot *slot, int32_t last, size_t position, int32_t *out) {
-    const size_t before = slot->task.prompt + slot->shown;
-    for (size_t i = position; i-- > before; last = slot->tokens[last].parent) out[i - before] = slot->tokens[last].id;
-    return position - before;
-}
-
-/* Let the caller change the logits of all rows whose tokens are chosen in this step, request by request. While a start
- * is given, the only hypothesis has rows for several tokens, of which only the last one can be such a row. */
-static void moe_change_logits(void *user, float *logits, size_t stride) {
-    moe_session *s = user;
-    for (size_t at = 0; at < (size_t)s->params.batch; at++) {
-        moe_slot *slot = &s->slots[at];
-        const size_t position = slot->steps + slot->ahead;
-        moe_next_token next = { .user = s->tickets[at].request.user,
-                                .vocabulary = (size_t)s->model->vocabulary,
-                                .stride = stride,
-                                .ids = s->next_of };
-        if (!slot->active || slot->waits || slot->task.scoring || position < slot->task.n_target) continue;
-        for (size_t h = 0; h < slot->n_live; h++) {
-            const moe_live *live = &slot->live[h];
-            int32_t *ids = s->next_ids + next.rows * s->search.max_target;
-            if (live->ended) continue;
-            if (!next.rows) next.logits = logits + (live->row + slot->ahead) * stride;
-            s->next_of[next.rows++] = ids;
-            /* given tokens are stored in order */
-            next.n_ids = moe_write_tokens(slot, slot->ahead ? (int32_t)position - 1 : live->last, position, ids);
-        }
-        if (next.rows) slot->stops = s->params.next_token(s->params.next_token_user, &next) != 0;
-    }
-}
-
-/* Make the hypotheses of a slot results without their next token, as at the length limit. `coverage` is that before
- * this step. Returns 1. */
-static int moe_stop_slot(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *b, float *coverage) {
-    moe_beam before = *b;
-    for (; slot->ahead && !slot->broken; slot->ahead--, slot->live[0].row++) moe_slot_step(s, slot, at, b, NULL);
-    before.coverage = slot->steps ? coverage : NULL;
-    for (const moe_live *live = slot->live; live < slot->live + slot->n_live && !slot->broken; live++)
-        if (s->rules.stay) moe_insert(s, slot->task.beam, slot->finished, &slot->n_finished, live);
-        else moe_add_finished(s, slot, &before, *live, slot->steps ? (size_t)b->parents[live->row] : 0);
-    slot->active = 0;
-    return 1;
 }
 
 /* Deliver the result of a finished slot and free the slot. Returns the words after the result. */

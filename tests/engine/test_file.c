@@ -1364,7 +1364,7 @@ TEST(invalid_sources_are_refused) {
         { { .path = path, .bytes = f.image.bytes + 1 }, MOE_ERROR_FORMAT, "exceed the file" },
         { { .path = path, .offset = 64 }, MOE_ERROR_FORMAT, "not a moe model file" },
         { { .path = path, .bytes = f.image.bytes - 64 }, MOE_ERROR_FORMAT, "truncated or damaged" },
-        { { .name = "app.zip, model.bin", .fd = -1 }, MOE_ERROR_IO, "app.zip, model.bin: cannot use descriptor -1" },
+        { { .name = "app.zip, model.bin", .fd = -1 }, MOE_ERROR_IO, "app.zip, model.bin: cannot use the descriptor" },
         { { .fd = ends[0] }, MOE_ERROR_IO, "not a regular file" },
         { { .name = "asset", .data = f.image.data }, MOE_ERROR_FORMAT, "asset: empty" },
         { { .name = "asset", .read = read_image, .user = &fails, .bytes = f.image.bytes },
