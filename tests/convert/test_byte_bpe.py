@@ -143,6 +143,11 @@ def whole_pieces_and_a_token_before_texts_are_supported():
         with folder_of(values) as folder:
             blob = byte_bpe.tokenizer_blob(folder, 400)
         assert unpack(blob)[0] == 3 and blob.start == start, (processor, blob.start)
+    for about, start in (({}, 3), ({"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": False}, 3),
+                         ({"tokenizer_class": "LlamaTokenizerFast", "bos_token": {"content": "<｜end｜>"}}, 300),
+                         ({"tokenizer_class": "LlamaTokenizer", "add_bos_token": False}, None)):
+        with folder_of(changed(("post_processor",), template("S", "A")), tokenizer_config=about) as folder:
+            assert byte_bpe.tokenizer_blob(folder, 400).start == start, about
 
 
 # Expressions that the engine rejects, and the reason.
@@ -221,6 +226,12 @@ def unsupported_tokenisers_are_rejected_by_name():
             (("added_tokens", 0, "id"), 400, "id 400 exceeds the model's vocabulary of 400")):
         found = complaint(changed(path, value))
         assert found and part in found, (path, value, found)
+    for path in ("model", "new"), ("new",):
+        assert "unknown key 'new' with value 1" in complaint(changed(path, 1))
+    for key, value, fine in (("add_prefix_space", True, False), ("add_eos_token", True, False), ("new", 1, False),
+                             ("add_prefix_space", False, True), ("model_max_length", 512, True), ("new", None, True)):
+        found = complaint(tokeniser(), tokenizer_config={key: value})
+        assert (found is None) == fine and (fine or key in found and "tokenizer_config.json" in found), (key, found)
     without = tokeniser()
     del without["model"]["vocab"]["Ġ"]
     assert "no token for the byte 20" in complaint(without)

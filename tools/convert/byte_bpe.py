@@ -17,7 +17,7 @@ import re
 import struct
 import typing
 
-from hf_json import LARGEST_JSON, read_json, short
+from hf_json import LARGEST_JSON, contents, read_json, short
 from moefile import FormatError, read_bounded
 
 KIND = "byte-bpe"
@@ -279,6 +279,13 @@ class Reader:
                                         for x in good):
                 self.fail(f"{key} of the {what} is not supported: {short(value[key])}")
 
+    def known(self, values, keys):
+        """Reject keys that are not in `keys`."""
+        for key in values:
+            if key not in keys and values[key] is not None:
+                self.fail(f"unknown key {short(key)} with value {short(values[key])}: remove it if texts do not depend "
+                          "on it")
+
     def parts(self, value, what, key):
         """Return the elements of a Sequence component, or a list with the component itself."""
         if self.type_of(value, what) != "Sequence":
@@ -381,11 +388,42 @@ class Reader:
         return found
 
 
-def more_added(folder, added):
-    """Return `added` plus the tokens that only tokenizer_config.json lists."""
+# Keys of tokenizer.json and its model; of tokenizer_config.json the only supported values, and keys that change no ids
+# here or are read elsewhere (prompts.py).
+PARTS = set("version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder model".split())
+MODEL = set("""type dropout unk_token continuing_subword_prefix end_of_word_suffix fuse_unk byte_fallback ignore_merges
+    vocab merges""".split())
+SETTINGS = {"add_eos_token": (None, False), "add_prefix_space": (None, False), "do_lower_case": (None, False)}
+KNOWN = set("""
+    tokenizer_class processor_class auto_map backend name_or_path _name_or_path tokenizer_file vocab_file merges_file
+    special_tokens_map_file is_local local_files_only trust_remote_code device_map model_max_length max_length stride
+    max_len model_input_names padding_side truncation_side truncation_strategy pad_to_multiple_of pad_token_type_id
+    return_token_type_ids add_bos_token added_tokens_decoder additional_special_tokens extra_special_tokens
+    model_specific_special_tokens bos_token eos_token pad_token unk_token sep_token cls_token mask_token chat_template
+    clean_up_tokenization_spaces spaces_between_special_tokens split_special_tokens errors legacy use_fast from_slow
+    use_default_system_prompt response_schema unsloth_version transformers_version sp_model_kwargs""".split())
+
+
+def read_settings(folder):
+    """Return the values of tokenizer_config.json, {} if it is missing."""
     path = os.path.join(folder, "tokenizer_config.json")
-    more = read_json(path).get("added_tokens_decoder") if os.path.exists(path) else None
-    reader, ids = Reader(path), {token.content: token.id for token in added}
+    values, reader = read_json(path) if os.path.exists(path) else {}, Reader(path)
+    reader.refuse(values, "tokeniser", **SETTINGS)
+    reader.known(values, KNOWN | set(SETTINGS))
+    return values
+
+
+def start_of(about, start, ids):
+    """Return the token before texts: of the post-processor, which transformers' class for Llama replaces."""
+    if not f"{about.get('tokenizer_class')}".startswith(("LlamaTokenizer", "CodeLlamaTokenizer")):
+        return start
+    return ids.get((contents([about.get("bos_token")]) or ["<s>"])[0]) if about.get("add_bos_token", True) else None
+
+
+def more_added(folder, added, about):
+    """Return `added` plus the tokens that only tokenizer_config.json (`about`) lists."""
+    more, reader = about.get("added_tokens_decoder"), Reader(os.path.join(folder, "tokenizer_config.json"))
+    ids = {token.content: token.id for token in added}
     known = set(ids)
     if more is None:
         return added
@@ -474,12 +512,16 @@ def tokenizer_blob(folder, vocabulary=None):
     kind = reader.type_of(values.get("decoder"), "decoder")
     if kind != "ByteLevel":
         reader.fail(f"decoder {short(kind)} is not supported: expected ByteLevel")
+    reader.known(values, PARTS)
+    reader.known(model, MODEL)
     start = reader.start(values.get("post_processor"))
     rows = values.get("added_tokens") or []
     if not isinstance(rows, list):
         reader.fail(f"invalid added_tokens {short(rows)}")
     added = reader.added([(row.get("id") if isinstance(row, dict) else None, row) for row in rows])
-    added, tokens = more_added(folder, added), reader.tokens(model)
+    about, tokens = read_settings(folder), reader.tokens(model)
+    added = more_added(folder, added, about)
+    start = start_of(about, start, {token.content: token.id for token in added} | {x: i for i, x in tokens.items()})
     last = max([*tokens, *(token.id for token in added), start or 0], default=0)
     if vocabulary is not None and last >= vocabulary:
         reader.fail(f"token id {last} exceeds the model's vocabulary of {vocabulary}")
