@@ -426,8 +426,8 @@ class _Stream(Call):
 
 
 class _Growing(Call):
-    """A text whose translation, or a prompt whose answer, arrives in parts. The library may restart a text, which gives
-    the same result."""
+    """The translation of a text, or the answer to a prompt, in parts. The library may restart a text, which gives the
+    same result."""
 
     def __init__(self, text, given, notify, **more):
         super().__init__(iter(()), None, notify, **more)
@@ -640,7 +640,7 @@ class Translator:
     def generate(self, messages: Prompt, max_tokens: "int | None" = None,
                  **options: "Unpack[CallOptions]") -> Result:
         """Return the answer of a decoder-only model to messages ({"role": "user", "content": text}...), to the text of
-        one message, or to the token ids of a whole prompt. max_tokens: limit of the answer, whose `cut` is then True.
+        one message, or to the token ids of a whole prompt. max_tokens: limit of the answer; `cut` is True at the limit.
         options: e.g. temperature=0.7, seed=1."""
         call = _List([""], [self._prompt(messages)], self._result, **self._answer(max_tokens, options))
         return _all_ok(self._wait(call))[0]
