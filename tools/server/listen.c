@@ -20,6 +20,9 @@
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef __linux__
+#include <linux/filter.h>
+#endif
 
 /* ---- Sockets ------------------------------------------------------------------------------------------- */
 
@@ -55,6 +58,19 @@ static int open_path(server *s, const char *path) {
     return made_socket;
 }
 
+/* Send new connections to one of the sockets that share a port with --reuse-port: the first (0), or the second (1),
+ * which is the newer one. Share them again if `to` is -1. */
+static void steer(int socket, int to) {
+#ifdef SO_DETACH_REUSEPORT_BPF
+    struct sock_filter code[] = { { BPF_RET | BPF_K, 0, 0, (uint32_t)to } };
+    const struct sock_fprog program = { 1, code };
+    if (to < 0) setsockopt(socket, SOL_SOCKET, SO_DETACH_REUSEPORT_BPF, NULL, 0);
+    else setsockopt(socket, SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, &program, sizeof program);
+#else
+    (void)socket, (void)to;
+#endif
+}
+
 /* Listen at an address. Return -1 and set errno on failure. */
 static int open_address(const struct addrinfo *at, int reuse) {
     const int one = 1, made = socket(at->ai_family, SOCK_STREAM, 0);
@@ -62,8 +78,10 @@ static int open_address(const struct addrinfo *at, int reuse) {
     setsockopt(made, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (at->ai_family == AF_INET6) setsockopt(made, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof one);
     if (!(reuse && setsockopt(made, SOL_SOCKET, SO_REUSEPORT, &one, sizeof one)) &&
-        !bind(made, at->ai_addr, at->ai_addrlen) && !listen(made, 1024))
+        !bind(made, at->ai_addr, at->ai_addrlen) && !listen(made, 1024)) {
+        if (reuse) steer(made, -1);
         return made;
+    }
     const int why = errno;
     close(made);
     errno = why;
@@ -159,6 +177,18 @@ static int accept_one(server *s) {
     return 1;
 }
 
+/* Accept the connections that wait in the socket, which are lost when it is closed. The other server gets new ones. */
+static void accept_rest(server *s) {
+    const struct timespec pause = { .tv_nsec = 20000000 };
+    for (int to = s->setup->options.reuse_port; to >= 0; to--) {
+        int n = 0;
+        if (s->setup->options.reuse_port) steer(s->listening.socket, to);
+        for (int i = 0; i < 5; i++, nanosleep(&pause, NULL)) /* connections that are being established follow */
+            for (n = 0; accept_one(s) > 0;) n++;
+        if (!n) return;
+    }
+}
+
 static void *accept_all(void *closure) {
     server *s = closure;
     struct pollfd wait[2] = { { .fd = s->listening.wake[0], .events = POLLIN },
@@ -168,8 +198,7 @@ static void *accept_all(void *closure) {
         const int full = s->n_connections >= (size_t)s->setup->options.max_connections;
         if (full || accept_one(s) < 0) nanosleep(&pause, NULL); /* further connections wait in the socket */
     }
-    if (s->listening.shared) /* connections in the queue of this server are lost when its socket is closed */
-        while (accept_one(s) > 0) continue;
+    if (s->setup->options.reuse_port && s->listening.shared) accept_rest(s);
     return NULL;
 }
 
