@@ -7,6 +7,7 @@ curve.csv of training runs.
 """
 import argparse
 import csv
+import html
 import math
 import pathlib
 import sys
@@ -54,7 +55,7 @@ def plot(series, x_title, y_title, linear=False):
         return TOP + (HEIGHT - TOP - BOTTOM) * (rows[-1] - y / step) / (rows[-1] - rows[0])
 
     def text(x, y, words, anchor="middle", more=""):
-        return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{words}</text>'
+        return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{html.escape(words)}</text>'
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
            'font-size="13">', f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>']
     for i in rows:
