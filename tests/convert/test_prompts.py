@@ -228,8 +228,8 @@ TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 LOOP = "{% for m in messages %}{% if m.role == 'tool' %}{% continue %}{% endif %}<{{ m.role }}>{{ m.content }}" \
        "{% if loop.index > 9 %}{% break %}{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
 FIRST = "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}" \
-        "{% set rest = messages[1:] %}{% else %}{% set system = 'Be kind' | upper %}{% set rest = messages %}{% endif %}<<{{ system }}>>" \
-        "{% for m in rest %}[{{ m['content'].strip() }}]{% endfor %}"
+        "{% set rest = messages[1:] %}{% else %}{% set system = 'Be kind' | upper %}{% set rest = messages %}" \
+        "{% endif %}<<{{ system }}>>{% for m in rest %}[{{ m['content'].strip() }}]{% endfor %}"
 MACRO = "{% macro turn(role, text) -%}<|{{ role }}|>{{ text | trim }}{{ '\\n' }}{%- endmacro %}" \
         "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ turn(m.role, m.content) }}" \
         "{% endfor %}{{ 'n' if ns.n > 99 else 'few' }}"
@@ -276,6 +276,30 @@ TEMPLATES = [  # template, tokenizer_config.json, special_tokens_map.json
     ({"default": "D" + TURNS, "rag": "R"}, {}, {})]
 
 
+def add_tokens(folder, *texts):
+    """Write a tokeniser with more special tokens."""
+    import make_decoder
+    make_decoder.write_tokeniser(folder)
+    path = os.path.join(folder, "tokenizer.json")
+    with open(path, encoding="utf-8") as file:
+        values = json.load(file)
+    values["added_tokens"] += [{"id": 430 + i, "content": text, "special": True, "single_word": False, "lstrip": False,
+                                "rstrip": False, "normalized": False} for i, text in enumerate(texts)]
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(values, file)
+
+
+@template_test
+def special_tokens_that_the_tokeniser_splits_are_rejected():
+    for token, part in ("<s>", "bos_token '<s>', which tokenizer.json does not add"), ("<think>", None):
+        with folder_with(config={"bos_token": token}, jinja=b"{{ bos_token }}{{ messages[0].content }}") as at:
+            add_tokens(at)
+            try:
+                assert prompts.prompt_meta(at, "llama", "x", print)["prompt.prefix"] == token and part is None, token
+            except prompts.FormatError as error:
+                assert part in str(error), error
+
+
 @oracle_test
 def templates_see_what_transformers_passes():
     """Prompts assembled from the pieces must equal apply_chat_template's; templates that fail there are rejected."""
@@ -286,7 +310,7 @@ def templates_see_what_transformers_passes():
     for template, about, special in TEMPLATES:
         about = {"tokenizer_class": "PreTrainedTokenizerFast", **about, "chat_template": template}
         with folder_with(config=about) as at:
-            make_decoder.write_tokeniser(at)
+            add_tokens(at, "<s>", "</s>", "<unk>", "<|endoftext|>")
             make_decoder.write_config(at, make_decoder.CONFIGS["llama"])
             with open(os.path.join(at, "special_tokens_map.json"), "w", encoding="utf-8") as file:
                 json.dump(special, file)

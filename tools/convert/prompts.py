@@ -86,7 +86,8 @@ def cut(template, values, where, say=lambda message: None):
     """Return the prefix and suffix of user turns, and of system messages and answers if the template supports them."""
     texts, dates = render(template, values, where)
     if dates:
-        say(f"the chat template writes the date, {', '.join(dates[:3])}: all prompts will have the date of the conversion")
+        say(f"the chat template writes the date, {', '.join(dates[:3])}: all prompts will have the date of the "
+            "conversion")
     for text, mark in zip(texts, MARKS):
         times = text.count(mark.format(0))
         if times != 1:
@@ -175,6 +176,21 @@ def tokens_of(folder, about, family):
     return {**found, "additional_special_tokens": list(dict.fromkeys(listed))} if listed else found
 
 
+def check_tokens(folder, about, tokens, meta, where):
+    """Reject special tokens in prompts that the tokeniser would split, because its files do not add them."""
+    path = os.path.join(folder, "tokenizer.json")
+    texts = "\n".join(value for key, value in meta.items() if key.endswith(("prefix", "suffix")))
+    written = {key: text for key, text in tokens.items() if isinstance(text, str) and text in texts}
+    if not written or not os.path.exists(path):
+        return
+    added, more = read_json(path).get("added_tokens"), about.get("added_tokens_decoder")
+    known = {*contents(added), *contents(list(more.values()) if isinstance(more, dict) else ())}
+    for key, text in written.items():
+        if not any(text in token for token in known):
+            raise FormatError(f"{where}: the chat template writes {key} {short(text)}, which tokenizer.json does not "
+                              f"add as a token{WITHOUT}")
+
+
 def no_prompt(say, wanted, missing):
     say(f"no prompt: {'--prompts none' if wanted == 'none' else missing}. Each input line must be a whole prompt")
     return {}
@@ -187,4 +203,7 @@ def prompt_meta(folder, family, name, say, wanted=None):
     template, where = template_of(path, about, folder) if wanted != "none" else (None, None)
     if template is None:
         return no_prompt(say, wanted, f"{folder} has no chat template")
-    return meta_of(template, tokens_of(folder, about, family), family, name, where, wanted, say)
+    tokens = tokens_of(folder, about, family)
+    meta = meta_of(template, tokens, family, name, where, wanted, say)
+    check_tokens(folder, about, tokens, meta, where)
+    return meta
