@@ -48,7 +48,7 @@ OTHER = ["general.source.huggingface.repository", "general.tensor_extra.name", "
          *(f"tokenizer.ggml.{x}" for x in ("cls_token_id", "normalizer.lowercase", "normalizer.strip_accents",
                                            "suppress_tokens"))]
 VALUES = 3, 0.37, "unusual", True, False, [1, 2, 1]
-# Keys whose values a model file may contain, and how it then differs from the file without the key.
+# Keys that may change the model file.
 READ = re.compile(r"general\.(sampling\.(temp|top_k|top_p|min_p|penalty_repeat)|license|name|alignment)|"
                   r"tokenizer\.ggml\.((bos|eos|eot|eom|padding|fim_pad|fim_rep|fim_sep)_token_id|add_bos_token|pre)|"
                   r"tokenizer\.chat_template|"

@@ -21,7 +21,7 @@ LAYOUTS = {
     "moe": "a checkpoint of this project's trainer",
     "nvidia-gnmt": "NVIDIA's PyTorch GNMT",
     "tf-gnmt": "tensorflow/nmt or MLPerf: CHECKPOINT is the prefix, e.g. translate.ckpt-340000",
-    "hf": f"Hugging Face: the folder of a model whose config.json has model_type {', '.join(HF[:-1])} or {HF[-1]}",
+    "hf": f"Hugging Face: a folder with config.json of model_type {', '.join(HF[:-1])} or {HF[-1]}",
     "fairseq": "the PREFIX of PREFIX-shared.pt and PREFIX-rank-0.pt, ... of NLLB-MoE, or the file of a dense NLLB or "
                "M2M-100",
     "marian": "Marian: the folder of a Firefox, Bergamot or OPUS-MT model, or its .bin or .npz",
