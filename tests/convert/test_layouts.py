@@ -117,7 +117,8 @@ def other_paths_get_a_helpful_message():
 def lists_of_families_are_complete():
     families = [*hf.FAMILIES, *decoder.FAMILIES]
     text = " ".join(subprocess.run([sys.executable, os.path.join(ROOT, "tools", "convert", "convert.py"), "--help"],
-                                   capture_output=True, text=True, check=True).stdout.split())
+                                   capture_output=True, text=True, check=True,
+                                   env={**os.environ, "COLUMNS": "9999"}).stdout.split())
     for name in {*families, *gguf_file.FAMILIES} - {"nllb_moe"}:
         assert name in text, name
     with tempfile.TemporaryDirectory() as at:

@@ -48,12 +48,10 @@ def open_regular(path):
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise FormatError(f"{path}: not a regular file")
-    file = open(descriptor, "rb")
-    if file.read(len(LFS_POINTER)) == LFS_POINTER:
-        file.close()
+    if os.pread(descriptor, len(LFS_POINTER), 0) == LFS_POINTER:  # keeps the offset, which zstd inherits
+        os.close(descriptor)
         raise FormatError(f"{path}: a Git LFS pointer, not the file itself: run git lfs pull, or download the file")
-    file.seek(0)
-    return file
+    return open(descriptor, "rb")
 
 
 def read_bounded(path, most, what):
