@@ -47,6 +47,7 @@ TEMPLATE = (
     "{{ m.content }}<｜end▁of｜>{% endfor %}</think>"
 )
 SIMPLE = "{{ '<｜User｜>' + messages[0].content + '<｜end▁of｜></think>' }}"  # one user message
+END = 421  # <｜end▁of｜>
 OPEN = {"user": "<｜User｜>", "system": "<think>", "assistant": "</think>"}
 LONGEST = 40
 FREE = ["--set", "max-len-factor=0", "--set", f"max-len-offset={LONGEST}", "--threads", "1"]
@@ -67,6 +68,10 @@ def converted(template, *shape):
     os.mkdir(at)
     make.make(at, **{"family": "hunyuan_v1_dense", "vocab_size": 448, "max_position_embeddings": 2048, **dict(shape)})
     make.write_tokeniser(at)
+    for name in "config", "generation_config":
+        file = pathlib.Path(at, f"{name}.json")
+        if end := dict(shape).get("eos_token_id"):
+            file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": end}))
     pathlib.Path(at, "chat_template.jinja").write_text(template, encoding="utf-8")
     path = os.path.join(at, "noise.bin")
     complaint = convert_quietly("--from", "hf", at, "-o", path, "--prompts", "hy_mt2")
@@ -518,7 +523,8 @@ LONG = ["--set", "max-len-factor=0", "--set", "max-len-offset=4000", "--set", "m
 @contextlib.contextmanager
 def endless(*options):
     """Run a server that gives long answers, because its model is larger and never generates the end token."""
-    path = made(hidden_size=256, intermediate_size=1024, num_hidden_layers=12, max_position_embeddings=8192)[0]
+    path = made(hidden_size=256, intermediate_size=1024, num_hidden_layers=12, max_position_embeddings=8192,
+                eos_token_id=END)[0]  # also the end of a turn, because min-target requires a single end
     forever = ["--set", "min-target=3900", "--set", "stop-loops=0", "--threads", "1"]
     with serving(*LONG, *forever, *options, fast=False, model=path) as server:
         yield server
