@@ -179,7 +179,7 @@ def blocks_of_256_are_read():
 def tokenisers_match_tokenizer_json():
     for family in FAMILIES:
         with folder() as at:
-            config, arrays = made(at + "/hf", family, 448)
+            config, arrays = made(at + "/hf", family, 448, bos_token_id=420)
             template = "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}|{% endfor %}"
             make_gguf.write(at + "/x.gguf", config, arrays, tokens=True, tokenizer__chat_template=template)
             make.write_tokeniser(at + "/hf", make_gguf.TOKENISERS[family])
