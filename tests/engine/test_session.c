@@ -889,7 +889,8 @@ TEST(a_callback_for_the_next_token_changes_no_bit) {
             for (size_t k = 0; k < SENTENCES && p.beam == 1 && p.rules != MOE_RULES_NVIDIA; k++) {
                 const outcome_hypothesis *h = &out[k].hypotheses[0];
                 const size_t n = c->n_ids[k];
-                if (h->n_ids <= sentences[k].n_target * sentences[k].prefix) continue; /* no token was chosen */
+                const size_t given = sentences[k].prefix ? sentences[k].n_target : 0;
+                if (h->n_ids <= given) continue; /* no token was chosen */
                 CHECK(n + (size_t)!h->finished == h->n_ids && memcmp(c->ids[k], h->ids, n * sizeof *h->ids) == 0,
                       "setting %zu, sentence %zu: %zu tokens before the last call, %zu in the result", i, k, n,
                       h->n_ids);
