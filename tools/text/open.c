@@ -6,11 +6,14 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 int64_t text_meta_int(const moe_model *model, const char *key, int64_t otherwise) {
     const ptrdiff_t i = moe_model_meta_find(model, key);
@@ -255,16 +258,18 @@ static size_t foreign_in(DIR *dir, text_bytes *name) {
     return found;
 }
 
-/* Read the first bytes of a file; return their number, 0 on failure. */
+/* Read the first bytes of a regular file; return their number, 0 on failure. */
 static size_t read_begin(const char *folder, size_t length, const char *name, char *out) {
     text_bytes path = { 0 };
     text_append(&path, folder, length);
     if (*name) text_append_string(&path, "/"), text_append_string(&path, name);
-    FILE *file = path.failed || !path.length ? NULL : fopen(path.data, "rb");
-    const size_t size = file ? fread(out, 1, BEGIN, file) : 0;
-    if (file) fclose(file);
+    /* O_NONBLOCK: do not wait for a FIFO's writer. */
+    const int file = path.failed || !path.length ? -1 : open(path.data, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat about;
+    const ssize_t size = file >= 0 && !fstat(file, &about) && S_ISREG(about.st_mode) ? read(file, out, BEGIN) : 0;
+    if (file >= 0) close(file);
     text_bytes_free(&path);
-    return size;
+    return size > 0 ? (size_t)size : 0;
 }
 
 /* Return the text of a key in a GGUF header: a u64 length and the key, the u32 type 8, a u64 length and the text. */
