@@ -100,7 +100,7 @@ def every_documented_endpoint_matches():
             ("POST", "/suggest", {**text, "s": "Es regnet."}, 403,
              {"error": "Suggestions are disabled on this server."}),
             ("GET", "/suggest", None, 405, {"error": str}),
-            ("GET", "/health", None, 200, {"status": "ok"}),
+            ("GET", "/health", None, 200, {"status": "ok", "version": str}),
             ("POST", "/spec", {}, 405, {"error": str}),
             ("GET", "/download_file/nothing.txt", None, 404, {"error": str}),
             ("GET", "/download_file/", None, 404, {"error": str}),
@@ -117,7 +117,7 @@ def every_documented_endpoint_matches():
 def the_specification_lists_all_routes():
     with serving() as server:
         status, spec = server.ask("/spec")
-        assert status == 200 and spec["swagger"] == "2.0" and len(spec["paths"]) == 9
+        assert status == 200 and spec["openapi"] == "3.0.3" and len(spec["paths"]) == 19
         for path, methods in spec["paths"].items():
             for method in ("get", "post"):
                 status, _ = server.ask(path, {} if method == "post" else None, method=method.upper())
