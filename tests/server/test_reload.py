@@ -122,7 +122,7 @@ def models_are_replaced_without_a_loss():
             wait_for(lambda: figure(server, "translators") == 1)
             maps = pathlib.Path(f"/proc/{server.process.pid}/maps")
             if maps.exists():
-                assert "m.bin (deleted)" not in maps.read_text()
+                wait_for(lambda: "m.bin (deleted)" not in maps.read_text())
             path.with_suffix(".new").write_bytes(b"nothing")
             path.with_suffix(".new").rename(path)
             assert reload("--pid-file", pid)[0] == 3 and server.translate("It rains.", "fr")[0] == 200
