@@ -808,5 +808,12 @@ def ctrl_c_interrupts_long_documents_and_leaves_no_file():
                 assert os.listdir(folder) == [name] and path.read_text(encoding="utf-8") == text
 
 
+@test
+def both_modules_are_the_program():
+    for module in "moe_translate.documents", "moe_translate.program":
+        done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True)
+        assert done.returncode == 0 and done.stdout.startswith("moe-documents "), (module, done)
+
+
 if __name__ == "__main__":
     sys.exit(test.run())

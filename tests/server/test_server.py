@@ -370,7 +370,8 @@ def addresses_of_libretranslate():
         _, languages = server.ask("/languages")
         assert [x["code"] for x in languages] == ["en", "de", "fr", "es"] and languages[1]["name"] == "German"
         assert languages[0]["targets"] == ["en", "de", "fr", "es"]
-        assert server.ask("/health") == (200, {"status": "ok"})
+        status, health = server.ask("/health")
+        assert status == 200 and health["status"] == "ok" and health["version"], health
         settings = server.ask("/frontend/settings")[1]
         assert settings["language"]["source"]["code"] == "auto" and settings["keyRequired"] is False
         server.translate(LINES)

@@ -262,3 +262,13 @@ def tell(parts, notes, kept):
                     text = segment.source().replace("\xa0", " ")
                     kept(place, f"{why}: {text[:60]!r}{'...' * (len(text) > 60)}")
             line += part.original().count("\n")
+
+
+def main(arguments=None):
+    from .program import main
+
+    return main(arguments)
+
+
+if __name__ == "__main__":  # scripts run `python -m moe_translate.documents`
+    sys.exit(main())
