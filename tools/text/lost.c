@@ -177,7 +177,9 @@ static int has_word(moe_span text, size_t least) {
     return 0;
 }
 
-int text_words_kept(moe_span source, moe_span target) { return has_word(target, 1) || !has_word(source, LETTERS); }
+int text_words_kept(moe_span source, moe_span target) {
+    return !target.length || has_word(target, 1) || !has_word(source, LETTERS);
+}
 
 /* ---- 4. Brackets, quotation marks and signs ------------------------------------------------------------ */
 

@@ -27,8 +27,8 @@ int text_signs_kept(moe_span source, moe_span target);
 /* Return 1 if the target has as many dashes and slashes as join words in its source (joints of text_half_at_joint). */
 int text_joints_kept(moe_span target, const size_t joints[2]);
 
-/* Return 1 if the target has a letter outside spans, or if the source has no word of four letters outside spans. Takes
- * linear time. */
+/* Return 1 if the target is empty or has a letter outside spans, or if the source has no word of four letters outside
+ * spans. Takes linear time. */
 int text_words_kept(moe_span source, moe_span target);
 
 /* Return 1 if the target has the brackets of its source (those that adjoin a word, as in "file(s)", may be missing) and
