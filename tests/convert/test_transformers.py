@@ -558,9 +558,9 @@ def broken_files_are_rejected():
             os.unlink(os.path.join(folder, name))
             make.write(folder, make.configs("nllb")[0], None)
         os.unlink(os.path.join(folder, "config.json"))
-        assert "contains no config.json, but model.safetensors" in refused(folder), refused(folder)
+        assert f"{folder}: config.json is missing" in refused(folder), refused(folder)
         os.unlink(os.path.join(folder, "model.safetensors"))
-        assert f"{folder} is empty" in refused(folder), refused(folder)
+        assert f"{folder}: the folder is empty" in refused(folder), refused(folder)
     assert "not a folder" in (convert_quietly("--from", "hf", "/nowhere", "-o", "/nowhere.bin") or "")
 
 

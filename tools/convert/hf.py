@@ -649,10 +649,6 @@ def put_embeddings(b, m, say):
 def read_configs(folder):
     """Return config.json and generation_config.json, which defaults to config.json, as in transformers."""
     paths = [os.path.join(folder, name) for name in ("config.json", GENERATION_FILE)]
-    if not os.path.exists(paths[0]):
-        found = sorted(os.listdir(folder))
-        raise FormatError(f"{folder} contains no config.json, but {', '.join(found[:4]) + ' ...' * (len(found) > 4)}"
-                          if found else f"{folder} is empty")
     config = Config(paths[0], read_json(paths[0]))
     return config, Config(paths[1], read_json(paths[1])) if os.path.exists(paths[1]) else config
 
