@@ -5,7 +5,7 @@ import json
 import re
 import sys
 
-from .program import Help
+from .program import Help, Parser
 
 NAME = "moe-evaluate"
 REFERENCE, SOURCE = ("reference", "ref"), ("source", "src")
@@ -25,11 +25,6 @@ Examples:
   cut -f1 test.tsv | moe-translate -t de > out.txt
   cut -f2 test.tsv | moe-evaluate - out.txt other.txt
   moe-evaluate -r de -c moe,other table.tsv"""
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        fail(2, f"{message}; see {NAME} --help")
 
 
 def fail(status, text):

@@ -82,7 +82,7 @@ class Help(argparse.HelpFormatter):
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
-        say(f"{message}; see {NAME} --help")
+        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
         sys.exit(2)
 
 
@@ -249,7 +249,8 @@ def tell_terms(translator, every):
             count = f"{term.kept} of {term.asked} kept" if term.asked else "does not occur"
             say(f"term {term.source!r} = {term.target!r}: {count}")
     if terms := [term for term in translator.terms() if term.asked]:
-        say(f"{len(terms)} {'term' if len(terms) == 1 else 'terms'}: {sum(term.kept for term in terms)} of {sum(term.asked for term in terms)} kept")
+        count = "1 term" if len(terms) == 1 else f"{len(terms)} terms"
+        say(f"{count}: {sum(term.kept for term in terms)} of {sum(term.asked for term in terms)} kept")
 
 
 def read_file(path):

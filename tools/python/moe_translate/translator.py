@@ -500,18 +500,18 @@ class Translator:
         with _glossary(self._glossary) as path:
             return Engine(model, _option_string(settings | {"glossary": path}))
 
-    def _engine_of(self, options, form=None):
+    def _engine_of(self, given, form=None):
         """Return the engine for the options of a call."""
-        options = {name: value for name, value in options.items() if value is not None}
-        for name in options.keys() - CallOptions.__annotations__.keys():
-            known = {name.replace("-", "_") for name, _, _ in globals()["options"]()}
+        given = {name: value for name, value in given.items() if value is not None}
+        for name in given.keys() - CallOptions.__annotations__.keys():
+            known = {name.replace("-", "_") for name, _, _ in options()}
             why = "is an option of Translator, not of a call" if name in known else "is not an option of a call"
             raise TypeError(f"{name!r} {why}; available: {', '.join(sorted(CallOptions.__annotations__))}")
-        if not options and not form:
+        if not given and not form:
             return self._engine
         self._engine.check()
-        key = form, tuple(sorted(options.items()))
-        found = self._others.get(key) or self._new_engine(options, form)
+        key = form, tuple(sorted(given.items()))
+        found = self._others.get(key) or self._new_engine(given, form)
         with self._engine.state:
             found = self._others.setdefault(key, found)
             self._others.move_to_end(key)
