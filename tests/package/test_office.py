@@ -5,6 +5,7 @@ hostile archives.
 Usage: tests/python tests/package/test_office.py
 """
 
+import gc
 import io
 import re
 import resource
@@ -629,6 +630,15 @@ def characters_that_xml_forbids_are_dropped():
         assert ">AB<" in got, (kind, got)
 
 
+def seconds(kind, body):
+    """Return the CPU time of a document, which may be refused."""
+    data = package(kind, body)
+    gc.collect()  # collect garbage before the measurement
+    begin = time.process_time()
+    refusal(data, kind)
+    return time.process_time() - begin
+
+
 @test
 def hostile_documents_take_linear_time_and_little_memory():
     box, inner = "<w:p><w:r><w:pict><w:txbxContent>", "</w:txbxContent></w:pict></w:r></w:p>"
@@ -641,12 +651,14 @@ def hostile_documents_take_linear_time_and_little_memory():
             assert "GOOD MORNING." in got and time.process_time() - start < 1, (kind, depth)
     for kind, element in (("docx", "<w:p/>"), ("docx", "<w:p><w:r><w:t>a</w:t></w:r></w:p>"), ("odt", "<text:p/>"),
                           ("pptx", "<a:p/>"), ("xlsx", "<si/>")):  # fmt: skip
-        times = []
-        for size in (1 << 16, 1 << 17, 1 << 18):
-            start = time.process_time()
-            refusal(package(kind, element * (size // len(element))), kind)
-            times.append(time.process_time() - start)
-        assert times[2] < max(2.4 * times[1], 0.5) and times[2] < 5, (kind, element, times)
+        for tries in 1, 3, 5:  # other processes can disturb short measurements
+            times = [min(seconds(kind, element * (size // len(element))) for _ in range(tries))
+                     for size in (1 << 16, 1 << 17, 1 << 18)]  # fmt: skip
+            if times[2] < max(2.4 * times[1], 0.5):
+                break
+        else:
+            raise AssertionError((kind, element, times))
+        assert times[2] < 5, (kind, element, times)
     for text in ("<hyperlink a" + "b" * 200000, "<hyperlink " + "b=\" '" * 50000, "<oddHeader>" + "&amp;Ba&amp;I" * 9999):
         start = time.process_time()
         translated("xlsx", "", {("xl/worksheets/sheet1.xml", "spreadsheetml.worksheet"): text})
