@@ -2,7 +2,8 @@
 """Test predictions of memory use. Prints `ok NAME` or `FAIL NAME`; requires root on Linux.
 
 A mixture of 650 MB with random weights, evicted from the page cache, must translate in a memory group that is 64 MiB
-larger than --dry-run's figure. A session of Hy-MT2-30B-A3B for 32 requests must need less than 1.7 GB.
+larger than --dry-run's figure. A session of Hy-MT2-30B-A3B for 32 requests must need less than 1.8 GB, of which 80 MB
+are reserved for prompts as long as the positions of the model.
 """
 import json
 import os
@@ -62,7 +63,7 @@ def session_mb(model, pool):
 
 
 @test
-def hy_mt2_30b_serves_32_requests_in_less_than_1_7_gb():
+def hy_mt2_30b_serves_32_requests_in_less_than_1_8_gb():
     token = 2 * 4 * 128 * 2 / 2**20  # MiB per token and layer: keys and values of 4 heads of 128, F16
     with tempfile.TemporaryDirectory() as folder:
         def beside_pool(preset, layers, pool):
@@ -74,7 +75,7 @@ def hy_mt2_30b_serves_32_requests_in_less_than_1_7_gb():
         assert abs(beside_pool("hy-mt2-narrow", 2, 1) - beside_pool("hy-mt2-narrow", 8, 1)) < 0.5
         rest = beside_pool("hy-mt2-30b-a3b", 2, round(32 * 512 * 2 * token))
         whole = (rest + 32 * 512 * 48 * token) * 2**20 / 1e6
-        assert 1610 < whole < 1700, whole
+        assert 1610 < whole < 1800, whole
 
 
 if __name__ == "__main__":

@@ -110,8 +110,10 @@ def read_frequencies(c, m):
         c.only("rope_theta", about["rope_theta"])
     inside.only("partial_rotary_factor", 1.0)
     frequencies = np.power(theta, -2 * np.arange(m.head // 2) / m.head)
+    if kind == "llama3":
+        frequencies = slower(inside, frequencies)
     inside.end(ROPE_NO_EFFECT, ("type", "rope_type", "rope_theta", "alpha"))
-    return slower(inside, frequencies) if kind == "llama3" else frequencies
+    return frequencies
 
 
 def slower(c, frequencies):
