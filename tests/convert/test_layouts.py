@@ -64,6 +64,16 @@ def layouts_are_guessed_from_the_files():
                 assert layouts.guess(os.path.join(at, name))[0] == "gguf"
 
 
+@numpy_test
+def supported_kinds_of_rope_are_converted():
+    for family, key, rope in (("llama", "rope_parameters", make_decoder.LLAMA_3),
+                              ("llama", "rope_scaling", make_decoder.LLAMA_3),
+                              ("llama", "rope_parameters", {"rope_type": "default", "rope_theta": 100.0})):
+        with tempfile.TemporaryDirectory() as at:
+            make_decoder.make(at, family, **{key: rope})
+            assert convert_quietly("--from", "hf", at, "-o", at + "/out") is None, (family, key, rope)
+
+
 def folder(*names, **data):
     """Return a function that writes files to a folder and returns the folder's path, or that of the only file."""
     def make(at):
