@@ -521,9 +521,9 @@ LONG = ["--set", "max-len-factor=0", "--set", "max-len-offset=4000", "--set", "m
 
 
 @contextlib.contextmanager
-def endless(*options):
+def endless(*options, layers=12):
     """Run a server that gives long answers, because its model is larger and never generates the end token."""
-    path = made(hidden_size=256, intermediate_size=1024, num_hidden_layers=12, max_position_embeddings=8192,
+    path = made(hidden_size=256, intermediate_size=1024, num_hidden_layers=layers, max_position_embeddings=8192,
                 eos_token_id=END)[0]  # also the end of a turn, because min-target requires a single end
     forever = ["--set", "min-target=3900", "--set", "stop-loops=0", "--threads", "1"]
     with serving(*LONG, *forever, *options, fast=False, model=path) as server:
@@ -583,6 +583,27 @@ def chats_time_out_only_without_new_tokens():
                 create(server, stream=waiting)
         assert sum(1 for _ in stream) > 3000 and time.monotonic() - begin > 2
         assert create(server).usage.completion_tokens > 3000
+
+
+@chat_test
+def a_long_prompt_has_more_time():
+    words = [{"role": "user", "content": "house " * 1030}]
+    with endless("--timeout", "4", layers=1) as server:
+        found = {}
+        chat = threading.Thread(target=lambda: found.update(usage=create(server, words, max_tokens=1).usage))
+        chat.start()
+        wait_for(lambda: open_requests(server))
+        server.process.send_signal(signal.SIGSTOP)
+        time.sleep(5)
+        server.process.send_signal(signal.SIGCONT)
+        chat.join()
+        assert found["usage"].prompt_tokens > 4000, found
+        try:
+            create(server, [{"role": "user", "content": "house " * 1200}])  # fits the positions, but not with max-len
+        except openai.BadRequestError as error:
+            assert error.code == "context_length_exceeded" and "exceed the limit of 4192" in str(error), error
+        else:
+            raise AssertionError("it was taken")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@
 
 enum { MOST_MESSAGES = 1000 };
 
+static const char *const too_long = "context_length_exceeded"; /* code of an error */
+
 struct chat {
     moetext_message *messages; /* [n] messages, which point into the item's text */
     size_t n;
@@ -264,8 +266,9 @@ static void chat_check(server *s, request *req) {
     else if (status) bad_request(req, "%s", error.message);
     else if (c->n_ids > most) {
         bad_request(req, "the messages and their template have %zu tokens; the limit is %zu", c->n_ids, most);
-        c->code = "context_length_exceeded";
+        c->code = too_long;
     }
+    req->prompt = c->n_ids;
 }
 
 /* ==== 2. Answer ========================================================================================= */
@@ -378,6 +381,7 @@ static int chat_done(server *s, text_item *item, const moetext_result *result) {
         text_clear(&item->answer);
         text_append_string(&item->answer, result->status ? result->message : "no answer");
         if (!item->status) item->status = MOE_ERROR_NUMERIC;
+        if (result->status == MOE_ERROR_LIMIT) c->code = too_long; /* settings or memory allow less than the model */
     } else {
         c->tokens = best->n_logprobs;
         chat_add(item, best->text + known, best->length - known);

@@ -220,11 +220,11 @@ static int is_gone(int socket) {
 #endif
 }
 
-/* Return the time when a request times out: after --timeout seconds, and as many again for every 64 KB, or without a
- * new token of a chat for as long. */
+/* Return the time when a request times out: after --timeout seconds, as many again for every 64 KB and every 1,000
+ * tokens of a prompt, or without a new token of a chat for as long. */
 static double deadline(const server *s, const request *req) {
     const double begin = req->progress > req->begin ? req->progress : req->begin;
-    return begin + s->setup->options.timeout * (1 + (double)(req->bytes >> 16));
+    return begin + s->setup->options.timeout * (1 + (double)((req->bytes >> 16) + req->prompt / 1000));
 }
 
 void requests_look(server *s) {

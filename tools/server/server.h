@@ -157,7 +157,7 @@ struct request {
     text_item *items;
     size_t n_items, n_done, n_taken;    /* all items; finished items; items held by the decoder */
     size_t n_begun, n_queued;           /* items taken at least once, in order; items yet to be taken */
-    size_t bytes;                       /* size of everything to translate */
+    size_t bytes, prompt;               /* size of everything to translate; tokens of a chat's prompt */
     client *client;                     /* NULL if nothing is queued */
     request *next_turn, *previous_turn; /* neighbours in the ring of the client's requests */
     text_item *retries, *open;          /* items to decode again; item with parts that the decoder has not taken yet */
