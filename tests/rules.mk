@@ -119,7 +119,7 @@ LONG_SUITES = tests/convert/test_damage.py tests/convert/test_smollm2.py tests/s
 	tests/train/test_mixtures.py tests/train/test_speech.py tests/train/test_finetune.py \
 	tests/convert/long_byte_bpe.py tests/convert/test_marian_real.py tests/convert/test_keys.py \
 	tests/convert/test_commands.py \
-	tests/server/test_page.py tests/programs/test_robustness.py tests/bench/test_belady.py \
+	tests/server/test_page.py tests/server/test_nginx.py tests/programs/test_robustness.py tests/bench/test_belady.py \
 	tests/bench/test_bench.py tests/bench/test_limited.py tests/package/test_wheel.py \
 	$(if $(EMULATED_PROGRAMS),$(BUILD)/test_kernels $(BUILD)/test_session-emulated)
 FIRST_SUITES = $(LONGER_SUITES) \
