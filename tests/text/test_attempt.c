@@ -50,6 +50,11 @@ TEST(each_reason_leads_to_its_steps) {
         { TEXT_SIGN_LOST, { 0 }, { TEXT_KEEP_SOURCE }, "left untranslated" },
         { TEXT_PART_LOST, { 0 }, { TEXT_HALVE }, NULL },
         { TEXT_WORD_LOST, { 0 }, { TEXT_KEEP_SOURCE }, "cannot translate" },
+        { TEXT_WORD_LOST,
+          { .sentences = 2 },
+          { TEXT_AS_SENTENCE, TEXT_AS_SENTENCE, TEXT_KEEP_SOURCE },
+          "cannot translate" },
+        { TEXT_UNFIT, { .step = TEXT_AS_SENTENCE, .sentences = 1 }, { TEXT_KEEP_SOURCE }, "cannot translate" },
         { TEXT_FIGURE_LOST, { 0 }, { TEXT_HIDE_NUMBERS, TEXT_KEEP_SOURCE }, "a number was lost" },
         { TEXT_PLACEHOLDER_LOST,
           { .step = TEXT_HIDE_NUMBERS, .placeholders = TEXT_FOR_NUMBERS | TEXT_IN_BRACKETS },
@@ -186,7 +191,7 @@ TEST(halves_start_with_a_new_attempt) {
 static int left_to_try(const text_attempt *a) {
     const int other = TEXT_MAX_PHRASES - a->phrases + TEXT_MAX_LOOKUPS - a->looked +
                       (int)(TEXT_TERMS_EDITED - a->terms) + !a->other_kind + !(a->placeholders & TEXT_FOR_NUMBERS) +
-                      !a->bound + (a->variants ? 1 + (int)(a->variants - a->variant) : 0);
+                      !a->bound + a->sentences + (a->variants ? 1 + (int)(a->variants - a->variant) : 0);
     return (TEXT_RESUMES + 1) * other + TEXT_RESUMES - a->resumed;
 }
 
@@ -204,8 +209,9 @@ static void makes_progress(text_attempt a) {
 
 /* Retries terminate for any sequence of verdicts, because each step makes progress and splitting shortens the text. */
 TEST(every_attempt_ends) {
-    static const int most[] = { TEXT_HALVE,   2, TEXT_RESUMES, TEXT_TERMS_EDITED, 3, TEXT_LOWERED, TEXT_LOWERED,
-                                TEXT_LOWERED, 2 };
+    static const int most[] = {
+        TEXT_HALVE, 2, TEXT_RESUMES, TEXT_TERMS_EDITED, 3, TEXT_LOWERED, TEXT_LOWERED, TEXT_LOWERED, 2, 2
+    };
     enum { MEMBERS = sizeof most / sizeof *most };
     int m[MEMBERS] = { 0 };
     for (size_t i = 0; i < MEMBERS;) {
@@ -218,7 +224,8 @@ TEST(every_attempt_ends) {
                                            .variants = (text_variant)m[5],
                                            .variant = (text_variant)m[6],
                                            .best = (text_variant)m[7],
-                                           .bound = m[8] });
+                                           .bound = m[8],
+                                           .sentences = m[9] });
         for (i = 0; i < MEMBERS && m[i] == most[i]; i++) m[i] = 0;
         if (i < MEMBERS) m[i]++;
     }

@@ -751,18 +751,20 @@ static void guarded_begin(guarded *g, const char *source) {
     assert_false(g->job.failed);
 }
 
-/* Return 1 if the job is retried after the output `written`. */
-static int again(guarded *g, const char *written) {
+/* Return 1 if the job is retried after the output `written`; `finished` is 0 if the output was cut. */
+static int again_after(guarded *g, const char *written, int finished) {
     moe_error e;
     text_ids ids = { 0 };
     assert_int_equal(text_encode(&g->front, written, strlen(written), &ids, &e), MOE_OK);
-    const moe_hypothesis h = { .ids = ids.data, .n_ids = ids.length, .finished = 1 };
+    const moe_hypothesis h = { .ids = ids.data, .n_ids = ids.length, .finished = finished };
     const moe_result result = { .hypotheses = &h, .n_hypotheses = 1 };
     g->job.phrase_ids.length = 0;
     assert_int_equal(text_job_next(&g->front, NULL, &g->job, &result, &e), MOE_OK);
     text_ids_free(&ids);
     return g->job.attempt.step < TEXT_ACCEPT;
 }
+
+static int again(guarded *g, const char *written) { return again_after(g, written, 1); }
 
 /* Assert the final text for the output `written`. */
 static void assert_written(guarded *g, const char *written, const char *wanted) {
@@ -918,6 +920,31 @@ static void lost_numbers_and_brackets_are_retried(guarded *g) {
     assert_int_equal(again(g, "Nimm X1 \"11\" nun."), 1);
     assert_int_equal(again(g, "Nimm [1] nun."), 0);
 }
+
+/* Source, the texts that the model reads after cut answers, its last answer, and the final text. */
+static void words_without_an_end_are_sentences(guarded *g) {
+    static const char *const texts[][5] = {
+        { "the", "the.", NULL, "die.", "die" },       { "the", "the.", "The.", "Die.", "die" },
+        { "The", "The.", NULL, "Die!", "Die" },       { "sea", "sea.", "Sea.", "L'eau.", "l'eau" },
+        { "nato", "nato.", "Nato.", "NATO", "NATO" }, { "<b>so</b>", "so.", NULL, "so", "<b>so</b>" },
+        { "the", "the.", "The.", NULL, "the" },       { "the", "the.", "The.", ".", "the" },
+        { "The", "The.", NULL, NULL, "The" },         { "The!", NULL, NULL, NULL, "The!" },
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        const char *const *t = texts[i], *last = t[3] ? t[3] : "und und";
+        guarded_begin(g, t[0]);
+        g->job.divisible = 1;
+        for (size_t k = 1; k < 3 && t[k]; k++) {
+            assert_int_equal(again_after(g, "und und", 0), 1);
+            assert_model_source(g, t[k]);
+        }
+        assert_int_equal(again_after(g, last, t[3] != NULL), 0);
+        assert_int_equal(text_job_keeps_source(&g->job), strcmp(t[4], t[0]) == 0 && t[0][0] != '<');
+        assert_written(g, last, t[4]);
+    }
+}
+
+TEST(words_without_an_end_are_translated_as_sentences) { with_guard(letters(), words_without_an_end_are_sentences); }
 
 TEST(signs_are_shown_as_models_know_them) { with_guard(letters(), texts_are_shown_as_models_know_them); }
 

@@ -2,6 +2,7 @@
 #include "tools/text/attempt.h"
 
 #define LOST "left untranslated: markup or placeholders were lost in translation"
+#define BEYOND "a part was left untranslated: the model cannot translate it"
 
 /* The first row whose reason is in the verdict and whose step is still allowed decides. If no row matches, the
  * translation is accepted. `after` contains a bit for each last step to which the row applies; 0 means any step. */
@@ -28,7 +29,9 @@ static const struct {
     { TEXT_FIGURE_LOST, 0, TEXT_KEEP_SOURCE, "left untranslated: a number was lost or added in translation" },
     { TEXT_BRACKET_LOST, 0, TEXT_KEEP_SOURCE,
       "left untranslated: a bracket, quotation mark or other sign was lost or added in translation" },
-    { TEXT_WORD_LOST, 0, TEXT_KEEP_SOURCE, "a part was left untranslated: the model cannot translate it" },
+    { TEXT_WORD_LOST, 0, TEXT_AS_SENTENCE, NULL },
+    { TEXT_WORD_LOST, 0, TEXT_KEEP_SOURCE, BEYOND },
+    { TEXT_UNFIT, 1u << TEXT_AS_SENTENCE, TEXT_KEEP_SOURCE, BEYOND },
     { TEXT_SIGN_MISSING, 0, TEXT_BIND_SIGNS, NULL },
     { TEXT_NUMBER_MISSING, 0, TEXT_BIND_NUMBERS, NULL },
     { TEXT_EMPTY, 0, TEXT_FAIL, "the model's answer is empty" },
@@ -53,6 +56,7 @@ static int may_take(const text_attempt *a, const text_verdict *v, text_step step
     case TEXT_HALVE: return v->half > 0;
     case TEXT_VARY: return a->variant < a->variants;
     case TEXT_BEST: return a->variants && a->variant != a->best;
+    case TEXT_AS_SENTENCE: return a->sentences > 0;
     case TEXT_BIND_SIGNS:
     case TEXT_BIND_NUMBERS: return !a->bound;
     default: return 1;
@@ -76,6 +80,10 @@ static text_attempt take(text_attempt a, text_step step) {
     case TEXT_HIDE_NUMBERS: a.placeholders |= TEXT_FOR_NUMBERS | TEXT_IN_BRACKETS; break; /* most models keep these */
     case TEXT_VARY: a.variant++; break;
     case TEXT_BEST: a.variant = a.best, a.variants = TEXT_UNCHANGED; break;
+    case TEXT_AS_SENTENCE:
+        a.variant = a.is_sentence ? TEXT_SENTENCE : TEXT_CLOSED;
+        a.variants = TEXT_UNCHANGED, a.is_sentence = 1, a.sentences--;
+        break;
     case TEXT_BIND_SIGNS: a.bound = 1; break;
     case TEXT_BIND_NUMBERS: a.bound = 2; break;
     case TEXT_HALVE: a = (text_attempt){ .step = step }; break;

@@ -28,6 +28,7 @@ typedef enum text_step {
     TEXT_HIDE_NUMBERS,  /* use placeholders for numbers too */
     TEXT_VARY,          /* try the next variant of a short text */
     TEXT_BEST,          /* return to the variant with the best score */
+    TEXT_AS_SENTENCE,   /* write a text that cannot be halved like a sentence, whose answer is more likely to end */
     TEXT_BIND_SIGNS,    /* (prompted models) constrain the answer to the missing spans, and use the strict wording */
     TEXT_BIND_NUMBERS,  /* (prompted models) constrain the answer to the missing numbers */
     TEXT_HALVE,         /* translate both halves of the text instead */
@@ -80,6 +81,8 @@ typedef struct text_attempt {
     int other_kind;                       /* 1 after TEXT_PLACEHOLDERS */
     text_variant variant, variants, best; /* current variant, last variant to try, best variant so far */
     float best_score;
+    int sentences;    /* number of TEXT_AS_SENTENCE steps left: TEXT_CLOSED, then TEXT_SENTENCE */
+    int is_sentence;  /* 1 after TEXT_AS_SENTENCE */
     int bound;        /* 1 to constrain the answer to spans, with the strict wording; 2 to constrain it to numbers */
     size_t half;      /* for TEXT_HALVE, bytes of the first half */
     const char *note; /* a remark for the user; may be NULL */

@@ -61,8 +61,9 @@ static moe_status prepare(const text_front *front, text_job *job, moe_span sourc
     if (job->capitals) text_lower_case(text.data, text.length);
     job->title = o->lower_case && !job->capitals && !text.failed && text_is_title(text.data, text.length);
     if (job->title) text_lower_title(text.data, text.length);
-    if (a->step == TEXT_FIRST && o->variants && !job->capitals && !text.failed)
-        a->variants = (text_variant)text_is_short(text.data, text.length);
+    const int brief = text.failed ? 0 : text_is_short(text.data, text.length);
+    if (a->step == TEXT_FIRST && o->variants && !job->capitals) a->variants = (text_variant)brief;
+    if (!a->is_sentence) a->sentences = brief ? 3 - brief : 0; /* a capital needs no TEXT_SENTENCE */
     text_apply_variant(a->variant, &text);
     if ((job->capitals || job->title || a->variant) && !text.failed && text_guard_used(job->guard))
         text_guard_put_placeholders(job->guard, text.data);
@@ -179,13 +180,14 @@ static moe_status judge(const text_front *front, text_suspicions *doubts, text_j
                         text_verdict *v, moe_error *error) {
     const moe_hypothesis *h = result->hypotheses;
     const text_attempt *a = &job->attempt;
+    const int varies = a->variant && !a->is_sentence;
     moe_status status = MOE_OK;
     (void)doubts;
     if (a->step == TEXT_LOOK_UP_TERM) v->reasons = TEXT_TERM_MISSING;
     if (a->step == TEXT_LOOK_UP_TERM && result->status) return MOE_OK;
     if (result->status) { /* no translation meets the constraints */
         if (result->status == MOE_ERROR_NUMERIC && text_guard_has_constraints(job->guard))
-            v->reasons = a->variant ? TEXT_SHORT : lost_placeholder(job), v->score = -FLT_MAX;
+            v->reasons = varies ? TEXT_SHORT : lost_placeholder(job), v->score = -FLT_MAX;
         return MOE_OK;
     }
     if (job->phrase_ids.length) {
@@ -195,10 +197,12 @@ static moe_status judge(const text_front *front, text_suspicions *doubts, text_j
     if (!result->n_hypotheses) return MOE_OK;
     if (h->looped) v->reasons |= TEXT_LOOPED;
     if (text_attempt_next(*a, v).step == TEXT_RESUME) return MOE_OK;
-    if (!a->variant && (is_guarded(job) || job->message)) status = judge_kept(front, job, h, v, error);
+    if (!varies && (is_guarded(job) || job->message)) status = judge_kept(front, job, h, v, error);
     if (status || v->reasons & ~(unsigned)TEXT_LOOPED) return status;
     status = text_job_lost(front, job, h, v, error);
-    if (status || (!a->variant && v->reasons & ~(unsigned)TEXT_LOOPED)) return status;
+    if (a->is_sentence && (!h->finished || !text_trimmed(job->written.data, job->written.length, " \t").length))
+        v->reasons |= TEXT_WORD_LOST; /* cut, or only the full stop was translated */
+    if (status || (!varies && v->reasons & ~(unsigned)TEXT_LOOPED)) return status;
     return judge_variant(front, job, h, v, error);
 }
 

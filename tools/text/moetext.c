@@ -743,11 +743,13 @@ static moe_status read_again(moetext *t, const text_job *job, moe_span *read) {
     return MOE_OK;
 }
 
-/* Set *does to 1 if the decoded text of `ids` begins with `text`. */
-static moe_status begins_with(moetext *t, const text_ids *ids, const char *text, size_t length, int *does) {
+/* Set *does to 1 if the decoded text of `ids`, with the variant undone at its end only, begins with `text`. */
+static moe_status begins_with(moetext *t, text_variant variant, const text_ids *ids, const char *text, size_t length,
+                              int *does) {
     text_clear(&t->read);
     const moe_status status = text_decode(t->stream.front, ids->data, ids->length, &t->read, NULL);
-    *does = !status && !t->read.failed && t->read.length >= length && memcmp(t->read.data, text, length) == 0;
+    *does = !status && !t->read.failed && !text_undo_variant(variant, &t->read, 0) && t->read.length >= length &&
+            memcmp(t->read.data, text, length) == 0;
     return status;
 }
 
@@ -765,8 +767,9 @@ static moe_status link_words(moetext *t, part *p, hypothesis *h, const look *for
     int known = 0;
     if (status || !forward->linked || forward->failed || !job->source_ids.length || !ids->length) return status;
     status = find_begins(t, source, read.data, read.length, NULL, job->source_ids.length, &known);
-    if (!status && known && job->attempt.variant == TEXT_CLOSED) /* the beginning may have been removed */
-        status = begins_with(t, ids, text, length, &known);
+    const text_variant variant = job->attempt.variant;
+    if (!status && known && (variant == TEXT_CLOSED || variant == TEXT_SENTENCE)) /* the beginning may be missing */
+        status = begins_with(t, variant, ids, text, length, &known);
     if (!status && known) status = find_begins(t, target, text, length, ids, ids->length, &known);
     if (status || !known) return status;
     status = find_words(source, job->source.data + before, job->source.length - before);

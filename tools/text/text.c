@@ -141,22 +141,38 @@ int text_is_short(const char *data, size_t length) {
     return 1 + (capital && (one || is_small(text_character(data, length, bytes, &second))));
 }
 
+static void upper_first(char *data, size_t length) {
+    size_t bytes = 0;
+    if (length) text_character(data, length, 0, &bytes);
+    text_upper_case(data, bytes);
+}
+
+/* Convert the first letter to lower case, except in words such as NATO. */
+static void lower_word(char *data, size_t length) {
+    size_t bytes = 0, second;
+    if (length) text_character(data, length, 0, &bytes);
+    if (bytes < length && utf8proc_category(text_character(data, length, bytes, &second)) == UTF8PROC_CATEGORY_LU)
+        return;
+    text_lower_first(data, length);
+}
+
+static int is_closing(text_variant variant) { return variant == TEXT_CLOSED || variant == TEXT_SENTENCE; }
+
 void text_apply_variant(text_variant variant, text_bytes *text) {
-    if (variant == TEXT_CLOSED) text_append(text, ".", 1);
-    if (variant == TEXT_LOWERED && !text->failed) text_lower_first(text->data, text->length);
+    if (is_closing(variant)) text_append(text, ".", 1);
+    if (text->failed) return;
+    if (variant == TEXT_LOWERED) text_lower_first(text->data, text->length);
+    if (variant == TEXT_SENTENCE) upper_first(text->data, text->length);
 }
 
 size_t text_undo_variant(text_variant variant, text_bytes *out, size_t begin) {
     static const char *const signs[] = { ".", "!", "\xE3\x80\x82", "\xEF\xBC\x81" };
     static const char opening[] = "\xC2\xA1";
-    size_t bytes, lost = 0;
+    size_t lost = 0;
     if (out->failed || out->length == begin) return 0;
     char *text = out->data + begin;
-    if (variant == TEXT_LOWERED) {
-        text_character(text, out->length - begin, 0, &bytes);
-        text_upper_case(text, bytes);
-    }
-    for (size_t i = 0; variant == TEXT_CLOSED && i < sizeof signs / sizeof *signs; i++) {
+    if (variant == TEXT_LOWERED) upper_first(text, out->length - begin);
+    for (size_t i = 0; is_closing(variant) && i < sizeof signs / sizeof *signs; i++) {
         if (!text_ends_with(text, out->length - begin, signs[i])) continue;
         if (*signs[i] == '!' && strncmp(text, opening, 2) == 0) {
             lost = 2;
@@ -167,6 +183,7 @@ size_t text_undo_variant(text_variant variant, text_bytes *out, size_t begin) {
         out->data[out->length] = '\0';
         break;
     }
+    if (variant == TEXT_SENTENCE) lower_word(text, out->length - begin);
     return lost;
 }
 

@@ -48,8 +48,9 @@ void text_upper_case(char *data, size_t length);
 /* Variants of a short text without final punctuation. Few models have learned such texts. */
 typedef enum text_variant {
     TEXT_UNCHANGED,
-    TEXT_CLOSED, /* with a full stop, which is removed from the translation */
-    TEXT_LOWERED /* with the first letter in lower case; the translation is capitalised */
+    TEXT_CLOSED,  /* with a full stop, which is removed from the translation */
+    TEXT_LOWERED, /* with the first letter in lower case; the translation is capitalised */
+    TEXT_SENTENCE /* capitalised and with a full stop; both are undone in the translation */
 } text_variant;
 
 /* Return 1 if a text has up to five words and ends with a letter; 2 if it also starts with a capitalised word. */
