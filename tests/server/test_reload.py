@@ -86,7 +86,7 @@ def a_failed_reload_changes_nothing():
             (f"{good}host = 127.0.0.2\n", "new\n", "--host cannot change"),
             (f"{good}log = /nowhere/log\n", "new\n", "--log /nowhere/log"),
             (f"{good}set = beam=0\n", "new\n", "beam"),
-            (good, "new\nwith space\n", "line 2: a key contains no spaces"),
+            (good, "new\nwith space\n", "line 2: keys cannot contain spaces"),
             (good, "", "contains no keys"),
         ):
             (folder / "conf").write_text(config)
@@ -161,7 +161,7 @@ def configuration_files_are_checked():
 def the_reload_command_names_its_problem():
     with tempfile.TemporaryDirectory() as name:
         pid = pathlib.Path(name) / "pid"
-        assert reload("--pid-file", pid) == (4, f"moe-server: no server found by {pid}; give its --port or --pid-file\n")
+        assert reload("--pid-file", pid) == (4, f"moe-server: no server found with {pid}; give its --port or --pid-file\n")
         pid.write_text("1\n")  # nobody holds its lock
         assert reload("--pid-file", pid)[0] == 4
         server = Server("--pid-file", str(pid))

@@ -50,7 +50,7 @@ static uint64_t hash_folder(uint64_t h, const char *path) {
     return hash_bytes(h, &sum, sizeof sum);
 }
 
-/* Hash everything that a backend is made of: settings, files that settings name (a glossary), and models. */
+/* Hash a backend's inputs: the settings, the files they name (such as a glossary) and the models. */
 static uint64_t stamp_of(const options *o) {
     uint64_t h = UINT64_C(0xcbf29ce484222325);
     for (const char *at = o->settings.data; at && *at; at += strcspn(at, ";"), at += *at == ';') {
@@ -94,7 +94,7 @@ static moe_status reserve_slots(backend *b) {
         b->sampling.sample = 0, b->sampling.temperature = moe_session_params_default(engine).temperature;
     if (p.batch < 4) return MOE_OK;
     b->busy = (size_t)p.batch * 3 / 4;
-    b->calm = b->busy - (size_t)p.batch / 4; /* wait for a gap: the encoder works on groups of sentences */
+    b->calm = b->busy - (size_t)p.batch / 4; /* free several slots at once: the encoder works on groups of sentences */
     return MOE_OK;
 }
 
@@ -137,7 +137,7 @@ static int open_translator(backend *b) {
         if (i % 2 == 0) text_append_string(&b->settings, ";routing=1");
         if (b->settings.failed) break;
         status = moetext_new(b->model, b->settings.data, &b->translator, &error);
-        if (status) continue; /* but never answer with other settings because memory is short */
+        if (status) continue; /* without memory the loop ends: never answer with weaker settings */
         status = reserve_slots(b);
         if (!status) return -1;
     }

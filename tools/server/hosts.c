@@ -1,8 +1,8 @@
 /* hosts.c - decide which host names and web pages may use the server.
  *
- * A page on the web can make a browser send requests to this machine or its network. Two checks stop it. A request must
- * name this server in its Host header: a page with a name that was rebound to this address (DNS rebinding) has that
- * name. And a page of another origin is refused unless --allow-origin names it, even if it cannot read the answer.
+ * Any web page can make a browser send requests to this machine or its network. Two checks prevent this. The Host
+ * header must name this server: after DNS rebinding it contains the attacker's name. Requests from pages of other
+ * origins are refused unless --allow-origin names the origin, even though the page could not read the answer.
  */
 #define _GNU_SOURCE      /* strncasecmp on Linux */
 #define _DARWIN_C_SOURCE /* strncasecmp on macOS */
@@ -35,8 +35,8 @@ static int is_named(const server *s, const char *host, size_t length) {
     return 0;
 }
 
-/* Return 1 if a Host header may name this server. Nobody can rebind an address, `localhost` or, because the public DNS
- * has none, a name without dots. */
+/* Return 1 if a Host header may name this server. Addresses, `localhost` and names without dots, which public DNS
+ * lacks, cannot be rebound. */
 static int serves_host(const server *s, const request *req, const char *text) {
     size_t length;
     address found;
@@ -57,8 +57,8 @@ static const char *allowed_origin(const server *s, const char *origin) {
     return NULL;
 }
 
-/* Return 1 if a page of this origin may send requests: the server's own page, also behind a proxy that changes Host,
- * or a page that --allow-origin names. Browsers do not let pages choose these headers. */
+/* Return 1 if --allow-origin names the origin or it is the server's own, even behind a proxy that changes Host. Pages
+ * cannot set these headers. */
 static int admits_page(const server *s, const request *req, const char *origin) {
     const char *site = header(req, "Sec-Fetch-Site"), *host = header(req, MHD_HTTP_HEADER_HOST);
     const char *scheme = strstr(origin, "://"), *own = scheme ? scheme + 3 : "";
@@ -73,11 +73,11 @@ static int admits_page(const server *s, const request *req, const char *origin) 
 unsigned hosts_check(const server *s, request *req, const char *method) {
     const char *host = header(req, MHD_HTTP_HEADER_HOST), *origin = header(req, MHD_HTTP_HEADER_ORIGIN);
     if (host && !serves_host(s, req, host)) {
-        req->refused = "this server does not have the name in the Host header; add it with --server-name NAME";
+        req->refused = "unknown host name in the Host header; add it with --server-name NAME";
         return MHD_HTTP_MISDIRECTED_REQUEST;
     }
     if (!origin || strcmp(method, "OPTIONS") == 0 || admits_page(s, req, origin)) return 0;
-    req->refused = "web pages and extensions of other origins are not allowed; add the page's with --allow-origin URL";
+    req->refused = "requests from other origins are not allowed; add the page's origin with --allow-origin URL";
     return MHD_HTTP_FORBIDDEN;
 }
 

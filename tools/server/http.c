@@ -101,7 +101,7 @@ static int same_key(const text_bytes *key, const char *given) {
     return !differs;
 }
 
-/* Return a key, or NULL if it is unknown. Compare all keys, so that the timing reveals nothing. */
+/* Return the key, or NULL if unknown. Compare all keys so that timing reveals nothing. */
 static const api_key *find_key(const setup *u, const char *given) {
     const api_key *found = NULL;
     for (size_t i = 0; i < u->n_keys; i++)
@@ -148,9 +148,8 @@ void quota_give_back(server *s, request *req) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Read the limit and the name after a key: "TAB LIMIT" or "TAB LIMIT TAB NAME", where LIMIT is a number of characters
- * or
- * "-". Return 0 if they are invalid. */
+/* Parse "TAB LIMIT" or "TAB LIMIT TAB NAME" after a key, where LIMIT is a number of characters or "-". Return 0 if
+ * invalid. */
 static int read_limit(const char *text, api_key *key) {
     if (!*text) return 1;
     const size_t digits = strspn(text + 1, "0123456789");
@@ -166,7 +165,7 @@ static int key_error(const setup *u, size_t line, const char *message) {
     return EXIT_USAGE;
 }
 
-/* Return the counts of a key in earlier setups, or new ones; NULL if out of memory. */
+/* Return the key's usage from an earlier setup, or a new struct; NULL if out of memory. */
 static key_usage *usage_of(const setup *u, api_key *key) {
     for (u = u->previous; u; u = u->previous)
         for (size_t i = 0; i < u->n_keys; i++)
@@ -175,8 +174,8 @@ static key_usage *usage_of(const setup *u, api_key *key) {
     return calloc(1, sizeof(key_usage));
 }
 
-/* Add the key on a line. Skip empty lines, because an empty key would admit everyone, and comments. Return -1, or an
- * exit status after an error message. */
+/* Add the key on a line. Skip comments and empty lines: an empty key would admit everyone. Return -1, or an exit
+ * status after an error message. */
 static int take_key(setup *u, char *line, size_t size, size_t number) {
     if (memchr(line, 0, size)) return key_error(u, number, "contains a NUL byte");
     line[strcspn(line, "\r\n")] = 0;
@@ -185,7 +184,7 @@ static int take_key(setup *u, char *line, size_t size, size_t number) {
     if (!line[blanks] || line[blanks] == '#') return -1;
     if (length >= sizeof((request *)0)->key) return key_error(u, number, "key longer than 131 bytes");
     if (!length || memchr(line, ' ', length))
-        return key_error(u, number, "a key contains no spaces; a TAB separates it from its limit");
+        return key_error(u, number, "keys cannot contain spaces; separate the limit with a TAB");
     api_key key = { .line = number }, *more = realloc(u->keys, (u->n_keys + 1) * sizeof *more);
     if (more) u->keys = more;
     text_append(&key.text, line, length);
@@ -326,7 +325,7 @@ static const route *find_route(const server *s, const char *method, const char *
     return NULL;
 }
 
-/* Return the form of error messages for a path: that of the first route in the same folder, such as /v1/. */
+/* Return the error format for a path: that of the first route in the same folder, such as /v1/. */
 static const dialect *errors_of(const server *s, const char *path) {
     if (!path[0]) return NULL;
     const size_t n = strcspn(path + 1, "/") + 2;
@@ -336,21 +335,21 @@ static const dialect *errors_of(const server *s, const char *path) {
     return NULL;
 }
 
-/* Return why a path of a supported API is unknown. */
+/* Explain why a path is not found. */
 static const char *why_unknown(const char *path) {
     static const char *const missing[][2] = {
-        { "/v1/", "not found: this server has POST /v1/chat/completions and GET /v1/models of OpenAI's API" },
+        { "/v1/", "not found: of OpenAI's API, this server supports POST /v1/chat/completions and GET /v1/models" },
         { "/v2/document", "documents are not supported: use moe-documents, or POST /translate_file for text and HTML" },
         { "/v2/glossar", "glossaries are not stored: send terms as the object glossary, or use --set glossary=FILE" },
         { "/v3/glossar", "glossaries are not stored: send terms as the object glossary, or use --set glossary=FILE" },
-        { "/v2/", "not found: this server has translate, languages and usage of DeepL's API" },
+        { "/v2/", "not found: of DeepL's API, this server supports translate, languages and usage" },
     };
     for (size_t i = 0; i < sizeof missing / sizeof *missing; i++)
         if (strncmp(path, missing[i][0], strlen(missing[i][0])) == 0) return missing[i][1];
     return "not found";
 }
 
-/* Return the path below --url-prefix, which a proxy may have removed. */
+/* Remove --url-prefix from a path, unless a proxy has done so. */
 static const char *local_path(const server *s, const char *url) {
     const size_t n = strlen(s->setup->options.prefix);
     return strncmp(url, s->setup->options.prefix, n) == 0 && (!url[n] || url[n] == '/') ? url + n : url;

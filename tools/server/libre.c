@@ -75,7 +75,7 @@ static enum MHD_Result send_translations(server *s, request *req) {
     return send_json(s, req);
 }
 
-/* Add the texts that were finished before a timeout: {"error": "...", "translatedText": ["...", null]}. */
+/* Add the texts finished before a timeout: {"error": "...", "translatedText": ["...", null]}. */
 static void put_finished(request *req, json *j) {
     pthread_mutex_lock(&req->server->lock);
     if (req->is_list) json_open(j, "translatedText", '[');

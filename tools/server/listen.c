@@ -26,7 +26,7 @@
 
 /* ---- Sockets ------------------------------------------------------------------------------------------- */
 
-/* Return 1 if no program listens at a socket file. */
+/* Return 1 if the file is a socket on which no program listens. */
 static int is_left_over(const struct sockaddr_un *at) {
     struct stat found;
     if (lstat(at->sun_path, &found) || !S_ISSOCK(found.st_mode)) return 0;
@@ -58,8 +58,8 @@ static int open_path(server *s, const char *path) {
     return made_socket;
 }
 
-/* Send new connections to one of the sockets that share a port with --reuse-port: the first (0), or the second (1),
- * which is the newer one. Share them again if `to` is -1. */
+/* Direct new connections to one of two sockets that share a port (--reuse-port): 0 for the older, 1 for the newer,
+ * -1 for both. */
 static void steer(int socket, int to) {
 #ifdef SO_DETACH_REUSEPORT_BPF
     struct sock_filter code[] = { { BPF_RET | BPF_K, 0, 0, (uint32_t)to } };
@@ -71,7 +71,7 @@ static void steer(int socket, int to) {
 #endif
 }
 
-/* Listen at an address. Return -1 and set errno on failure. */
+/* Listen on an address. Return -1 and set errno on failure. */
 static int open_address(const struct addrinfo *at, int reuse) {
     const int one = 1, made = socket(at->ai_family, SOCK_STREAM, 0);
     if (made < 0) return -1;
@@ -88,7 +88,7 @@ static int open_address(const struct addrinfo *at, int reuse) {
     return -1;
 }
 
-/* Open the --host and --port. Return -1 after an error message. */
+/* Listen on --host and --port. Return -1 after an error message. */
 static int open_port(const options *o) {
     struct addrinfo wanted = { .ai_flags = AI_PASSIVE | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM }, *found = NULL;
     char port[8];
@@ -101,7 +101,7 @@ static int open_port(const options *o) {
     return made;
 }
 
-/* Return the socket that systemd, or another program with the same protocol, has opened: descriptor 3. Return 0 if
+/* Return the socket opened by systemd, or a program with the same protocol, as descriptor 3. Return 0 if
  * there is none, or -1 after an error message. */
 static int given_socket(void) {
     const char *pid = getenv("LISTEN_PID"), *n = getenv("LISTEN_FDS");
@@ -167,7 +167,7 @@ int listen_is_loopback(const server *s) {
 
 /* ---- Connections --------------------------------------------------------------------------------------- */
 
-/* Accept a connection. Return 0 if none waits, or -1 if it must be tried again later. */
+/* Accept a connection. Return 0 if none is pending, or -1 to try again later. */
 static int accept_one(server *s) {
     struct sockaddr_storage from;
     socklen_t size = sizeof from;
@@ -177,13 +177,13 @@ static int accept_one(server *s) {
     return 1;
 }
 
-/* Accept the connections that wait in the socket, which are lost when it is closed. The other server gets new ones. */
+/* Accept pending connections, which closing the socket would drop. The other server gets new ones. */
 static void accept_rest(server *s) {
     const struct timespec pause = { .tv_nsec = 20000000 };
     for (int to = s->setup->options.reuse_port; to >= 0; to--) {
         int n = 0;
         if (s->setup->options.reuse_port) steer(s->listening.socket, to);
-        for (int i = 0; i < 5; i++, nanosleep(&pause, NULL)) /* connections that are being established follow */
+        for (int i = 0; i < 5; i++, nanosleep(&pause, NULL)) /* handshakes in progress may add some */
             for (n = 0; accept_one(s) > 0;) n++;
         if (!n) return;
     }
@@ -196,7 +196,7 @@ static void *accept_all(void *closure) {
     const struct timespec pause = { .tv_nsec = 20000000 };
     while (poll(wait, 2, -1) < 0 || !wait[0].revents) {
         const int full = s->n_connections >= (size_t)s->setup->options.max_connections;
-        if (full || accept_one(s) < 0) nanosleep(&pause, NULL); /* further connections wait in the socket */
+        if (full || accept_one(s) < 0) nanosleep(&pause, NULL); /* connections wait in the backlog */
     }
     if (s->setup->options.reuse_port && s->listening.shared) accept_rest(s);
     return NULL;

@@ -157,14 +157,14 @@ static const option_row own_rows[] = {
       "accept requests from web pages with this origin; * accepts all (default: only the server's page)",
       .more = "; may be repeated", .group = "Network", .kind = ROW_CALL, .take = add_origin, .repeated = 1 },
     { "server-name", "NAME", "accept requests whose Host header has this name; * accepts all names; may be repeated",
-      .more = ". Addresses, localhost and names without dots are always accepted; without this option, so are all "
-              "names in requests from other machines",
+      .more = ". Names without dots, such as localhost, and addresses are always accepted (from this machine, loopback "
+              "addresses only). Without this option, other machines may use any name",
       .group = "Network", .kind = ROW_CALL, .take = add_name, .repeated = 1 },
     { "trust-proxy", "ADDRESS[/BITS]",
       "use X-Forwarded-For from this proxy; its last untrusted address is the client's",
       .more = ". The proxy must set this header itself. unix trusts all clients of --listen; may be repeated",
       .group = "Network", .kind = ROW_CALL, .take = add_proxy, .repeated = 1 },
-    { "url-prefix", "/PATH", "path under which a proxy offers the server; requests may contain it or not",
+    { "url-prefix", "/PATH", "path at which a proxy serves this server; the proxy may remove it from requests",
       .group = "Network", .kind = ROW_CALL, .take = take_prefix },
     { "max-body", "KB", "maximum size of a request (default: 1024); larger requests get status 413", .group = "Limits",
       OPTION_INT(max_body, 1, 1 << 20) },
@@ -179,7 +179,7 @@ static const option_row own_rows[] = {
       "maximum number of queued texts per client (default: 4000); further requests get status 429", .group = "Limits",
       OPTION_INT(max_client_texts, 1, 1 << 24) },
     { "timeout", "SECONDS", "maximum time to answer a request (default: 60); slower requests get status 504",
-      .more = ". Every 64 KB and every 1,000 tokens of a chat's prompt add this time. It restarts with every token",
+      .more = ". Each 64 KB and each 1,000 tokens of a chat's prompt add the same time; each answer token restarts it",
       .group = "Limits", OPTION_INT(timeout, 1, 86400) },
     { "read-timeout", "SECONDS", "maximum time to receive a request, and to send each MB of a response (default: 30)",
       .group = "Limits", OPTION_INT(read_timeout, 1, 86400) },
@@ -195,14 +195,14 @@ static const option_row own_rows[] = {
       OPTION_INT(max_address, 1, 1 << 20) },
     { "rate", "N", "maximum number of requests per minute per address, excluding /health (default: 0, no limit)",
       .more = "; further requests get status 429", .group = "Limits", OPTION_INT(rate, 0, 1 << 20) },
-    { "config", "FILE", "read options from FILE: lines NAME = VALUE, # begins a comment",
-      .more = ". Options of the command line replace those of the file", .group = GROUP_OTHER,
+    { "config", "FILE", "read options from FILE, one NAME = VALUE per line; # begins a comment",
+      .more = ". Options on the command line replace those in the file", .group = GROUP_OTHER,
       OPTION_MEMBER(ROW_WORD, config.path) },
-    { "reload", NULL, "make the server at --port read its options, keys and changed models again, and wait for it",
-      .more = ". It answers with the new ones if they are valid, and keeps counts of keys, connections and requests in "
-              "progress. SIGHUP does the same",
+    { "reload", NULL, "make the server at --port reload its options, keys and changed models, and wait for the result",
+      .more = ". If anything is invalid, nothing changes. Key usage, connections and requests in progress are kept. "
+              "SIGHUP also reloads",
       .group = GROUP_OTHER, OPTION_FLAG(reload) },
-    { "pid-file", "FILE", "file with the process id, by which --reload finds the server",
+    { "pid-file", "FILE", "write the process ID to FILE, where --reload finds it",
       .more = " (default: moe-server-PORT.pid in RUNTIME_DIRECTORY, XDG_RUNTIME_DIR or, for root, /run)",
       .group = GROUP_OTHER, OPTION_MEMBER(ROW_WORD, pid_file) },
     { "log", "FILE", "write one line of JSON per request to FILE, or to standard error if it is -; SIGHUP reopens FILE",
@@ -229,7 +229,7 @@ static const option_program program = {
     .notes =
         "After SIGTERM or SIGINT the server accepts no connections or requests; requests in progress are answered for "
         "--grace seconds, then fail. A second signal ends the server at once. If a client closes its connection, "
-        "its texts are dropped. With --reuse-port, or a socket from LISTEN_FDS, requests of open connections are "
+        "its texts are dropped. With --reuse-port, or a socket from LISTEN_FDS, requests on open connections are "
         "answered first.\n"
         "\n"
         "Exit status: 0 ended by a signal, 2 usage error, 3 model or memory error, 4 cannot listen on the port.\n",
@@ -359,10 +359,10 @@ typedef struct reloading {
     char **argv;
     pthread_t thread;
     int running;      /* 1 if the thread must be joined */
-    _Atomic int done; /* 1 after the thread has done its work */
+    _Atomic int done; /* 1 after the thread has finished */
 } reloading;
 
-/* Read settings and keys, and open models if they have changed. Change nothing if anything fails. */
+/* Reload settings, keys and changed models. Change nothing if anything fails. */
 static int reload(const reloading *r) {
     server *s = r->server;
     setup *u = NULL;
@@ -436,12 +436,12 @@ static int announce(server *s) {
     listen_address(s, at, sizeof at);
     if (!o->quiet) fprintf(stderr, "moe-server: %s at %s\n", o->model, at);
     if (!o->quiet && !listen_is_loopback(s) && !s->setup->n_keys)
-        program_error("warning: every machine that reaches %s can use this server; see --api-keys", at);
+        program_error("warning: any machine that can reach %s can use this server; see --api-keys", at);
     process_notify("READY=1");
     return -1;
 }
 
-/* Let another server take over: answer requests of open connections until they are idle or the time is over. */
+/* Hand over to another server: answer requests on open connections until all are idle or the time is up. */
 static void drain(server *s, double end) {
     const double least = program_seconds() + 0.5;
     s->draining = 1;

@@ -80,8 +80,8 @@ static int add_content(const cJSON *message, text_bytes *out) {
     return 1;
 }
 
-/* Read the messages. Templates expect turns that alternate, so join messages in a row with a blank line, and give a
- * system message that is not first to the user. */
+/* Read the messages. Templates expect alternating turns, so join consecutive messages of a role with a blank line, and
+ * treat a system message that is not first as the user's. */
 static void take_messages(request *req, const cJSON *messages) {
     chat *c = req->chat;
     const cJSON *message;
@@ -148,7 +148,7 @@ static void refuse_others(request *req, const cJSON *all) {
 /* Return 1 if a whole number is missing, null or -1, which llama.cpp and its clients send for "none". */
 static int is_none(const cJSON *x) { return !x || cJSON_IsNull(x) || (cJSON_IsNumber(x) && x->valuedouble == -1); }
 
-/* Return the token limit from the first of these parameters. */
+/* Return the token limit, or 0. */
 static size_t take_limit(request *req, const cJSON *all) {
     static const char *const names[] = { "max_completion_tokens", "max_tokens", "n_predict" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -162,7 +162,7 @@ static size_t take_limit(request *req, const cJSON *all) {
     return 0;
 }
 
-/* Read the repetition penalty, by the engine's name or by llama.cpp's. */
+/* Read the repetition penalty under the engine's name or llama.cpp's. */
 static void take_penalty(request *req, const cJSON *all) {
     static const char *const names[] = { "repetition_penalty", "repeat_penalty" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -201,7 +201,7 @@ static void take_sampling(request *req, const cJSON *all) {
     }
 }
 
-/* Return a member that is true or false. */
+/* Read a Boolean member. */
 static int take_truth(request *req, const cJSON *all, const char *name) {
     const cJSON *truth = cJSON_GetObjectItemCaseSensitive(all, name);
     if (truth && !cJSON_IsBool(truth) && !cJSON_IsNull(truth)) bad_request(req, "%s must be true or false", name);

@@ -1,7 +1,7 @@
-/* process.c - the server as a process: its supervisor, its pid file, and the command that reloads it.
+/* process.c - supervisor, pid file and moe-server --reload.
  *
- * The server holds a lock on its pid file, so the kernel names the process, and a file left over by a killed server
- * names none. Each reload appends a line break, after a TAB if it failed.
+ * The server locks its pid file. The kernel reports which process holds the lock, so the file of a killed server does
+ * no harm. Each reload appends a line break, after a TAB if it failed.
  */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
@@ -27,7 +27,7 @@ void process_notify(const char *state) {
     const size_t length = path ? strlen(path) : 0;
     if (!length || length >= sizeof to.sun_path) return;
     memcpy(to.sun_path, path, length);
-    if (path[0] == '@') to.sun_path[0] = 0; /* a socket name that is not a file */
+    if (path[0] == '@') to.sun_path[0] = 0; /* abstract socket */
     const int out = socket(AF_UNIX, SOCK_DGRAM, 0);
     const socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length);
     if (out < 0 || sendto(out, state, strlen(state), 0, (const struct sockaddr *)(const void *)&to, size) < 0)
@@ -37,7 +37,7 @@ void process_notify(const char *state) {
 
 /* ---- The pid file -------------------------------------------------------------------------------------- */
 
-/* Write the path of the pid file: --pid-file, or a file in the folder for such files. It is "" if there is none. */
+/* Write the path of the pid file to `out`: --pid-file, a file in the runtime folder, or "". */
 static void find_path(const options *o, int port, char *out, size_t size) {
     const char *folder = getenv("RUNTIME_DIRECTORY");
     if (!folder) folder = getenv("XDG_RUNTIME_DIR");
@@ -81,7 +81,7 @@ void process_reloaded(const server *s, int failed) {
 
 /* ---- moe-server --reload ------------------------------------------------------------------------------- */
 
-/* Wait until the server has added a line to its pid file of `size` bytes. */
+/* Wait until the server appends the result of a reload to its pid file, which had `size` bytes. */
 static int wait_for(int file, off_t size) {
     const struct timespec pause = { .tv_nsec = 50000000 };
     struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
@@ -92,7 +92,7 @@ static int wait_for(int file, off_t size) {
         nanosleep(&pause, NULL);
     }
     if (now.st_size > size && pread(file, &last, 1, size) == 1 && last == '\n') return EXIT_DONE;
-    return program_error("the reload failed, and the server keeps its settings; its messages say why"), EXIT_MODEL;
+    return program_error("the reload failed, so the previous settings remain; see the server's messages"), EXIT_MODEL;
 }
 
 int process_reload(const options *o) {
@@ -107,7 +107,7 @@ int process_reload(const options *o) {
                       (!named || named == (long)lock.l_pid);
     const long pid = found ? (long)lock.l_pid : named;
     int status = EXIT_INPUT_OUTPUT;
-    if (pid <= 1) program_error("no server found%s%s; give its --port or --pid-file", path[0] ? " by " : "", path);
+    if (pid <= 1) program_error("no server found%s%s; give its --port or --pid-file", path[0] ? " with " : "", path);
     else if (kill((pid_t)pid, SIGHUP)) program_error("cannot signal process %ld: %s", pid, strerror(errno));
     else status = found ? wait_for(file, before.st_size) : EXIT_DONE;
     if (file >= 0) close(file);

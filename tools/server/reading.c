@@ -274,8 +274,8 @@ static void read_json(request *req) {
     cJSON_Delete(all);
 }
 
-/* Return 1 for application/json, with or without parameters. Only this type of JSON is parsed: pages of other origins
- * cannot send it without the server's permission. */
+/* Return 1 for application/json, with or without parameters. JSON is accepted only with this type, which pages of other
+ * origins cannot send without permission. */
 static int is_json(const char *type) {
     static const char json_type[] = "application/json";
     const size_t n = sizeof json_type - 1;

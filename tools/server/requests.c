@@ -220,8 +220,8 @@ static int is_gone(int socket) {
 #endif
 }
 
-/* Return the time when a request times out: after --timeout seconds, as many again for every 64 KB and every 1,000
- * tokens of a prompt, or without a new token of a chat for as long. */
+/* Return the time when a request times out: --timeout seconds, plus as long for every 64 KB and every 1,000 tokens of a
+ * prompt, after it began or after the last token of a chat. */
 static double deadline(const server *s, const request *req) {
     const double begin = req->progress > req->begin ? req->progress : req->begin;
     return begin + s->setup->options.timeout * (1 + (double)((req->bytes >> 16) + req->prompt / 1000));
@@ -333,7 +333,7 @@ static int pull_text(void *closure, int wait, moetext_request *next) {
     return answer;
 }
 
-/* Count a text for its model and direction, and remember a direction that fails (lock held). */
+/* Count a text by model and direction, and remember a direction that fails (lock held). */
 static void count_direction(server *s, const text_item *item) {
     const request *req = item->request;
     const char *slash = strrchr(req->backend->name, '/'), *model = slash ? slash + 1 : req->backend->name;
@@ -390,8 +390,7 @@ unsigned failure_status(const text_item *item) {
                                               : MHD_HTTP_INTERNAL_SERVER_ERROR;
 }
 
-/* Report why a text failed on the server, at most once a second (lock held): messages contain paths, which clients do
- * not get. */
+/* Print why a text failed, at most once a second (lock held), and give the client a message without paths. */
 static void hide_reason(server *s, text_item *item) {
     const double now = program_seconds();
     if (item->status == MOE_OK || item->status == MOE_ERROR_CANCELLED || is_client_error(item)) return;

@@ -17,8 +17,9 @@
  *
  * A file calls only functions of files that follow it in this list.
  *
- * Threads. Threads of libmicrohttpd read requests and write answers; the decoder's thread runs one moetext_translate
- * until the server ends. A request is parsed, its texts are queued for its client, and its connection is suspended.
+ * Threads. Threads of libmicrohttpd read requests and write answers; a backend's decoder thread runs one call of
+ * moetext_translate until it ends. A request is parsed, its texts are queued for its client, and its connection is
+ * suspended.
  * Whenever a slot is free, the decoder takes a sentence from the next client, so all clients share its batches. The
  * last result of a request, or the first result of a stream, resumes the connection. `server.lock` guards the queues,
  * all requests in state REQUEST_WAITING, and the statistics.
@@ -46,7 +47,7 @@
 typedef struct word_list { /* values of a repeated option */
     const char **at;       /* [n] */
     size_t n;
-    int from_file; /* 1 if the values are those of the --config file, which the command line replaces */
+    int from_file; /* 1 if the values come from the --config file; those of the command line replace them */
 } word_list;
 
 typedef struct options {
@@ -54,7 +55,7 @@ typedef struct options {
     const char *model, *host, *keys, *log, *pid_file;
     word_list origins;   /* origins of web pages that may use the server */
     word_list names;     /* names of the server */
-    const char *prefix;  /* path under which a proxy offers the server, such as /translate, or "" */
+    const char *prefix;  /* path at which a proxy serves this server, such as /translate, or "" */
     const char *path;    /* Unix domain socket to use instead of host and port, or NULL */
     word_list models;    /* arguments of -m and --models */
     int several;         /* 1 to open all of `models` as one model */
@@ -102,7 +103,7 @@ typedef struct text_item { /* one text of a request */
     size_t length;
     moe_status status;
     int untranslated;   /* 1 if the translation remains untranslated, at least in part */
-    int finished;       /* 1 after the translation, which then does not change */
+    int finished;       /* 1 if the text is translated; the translation is final */
     int pieces;         /* 1 if `text` contains the pieces of a segment that lost its markup, one per line */
     text_bytes answer;  /* translation or error message */
     text_bytes *others; /* [n_others] other translations */
@@ -127,12 +128,12 @@ struct request {
     server *server;
     struct MHD_Connection *connection; /* NULL after the connection was closed */
     struct MHD_PostProcessor *form;
-    backend *backend;         /* NULL until the body was received */
+    backend *backend;         /* NULL until the body has been received */
     request *next, *previous; /* neighbours in backend.waiting or backend.orphans */
     _Atomic request_state state;
     const route *route;           /* NULL if the path is unknown, or the method is not one of `allow` */
-    const struct dialect *errors; /* form of error messages, or NULL */
-    int redirect;                 /* 1 if the path is that of --url-prefix without its final slash */
+    const struct dialect *errors; /* format of error messages, or NULL */
+    int redirect;                 /* 1 if the path is --url-prefix without the final slash */
     int suspended;
     address peer;        /* address of the connection */
     address address;     /* address of the client, which a trusted proxy may have forwarded */
@@ -203,10 +204,10 @@ typedef struct http_connection {
     double until; /* deadline for sending the request or taking the answer; 0 while the answer is computed */
     size_t body;  /* bytes of the body being received */
     int slow;     /* 1 if the connection was closed after its deadline */
-    int idle;     /* 1 after an answer, before the next request */
+    int idle;     /* 1 between an answer and the next request */
 } http_connection;
 
-typedef struct key_usage { /* counts of an API key, which survive reloads; guarded by `lock` */
+typedef struct key_usage { /* an API key's counts, kept across reloads; guarded by `lock` */
     uint64_t characters, requests;
 } key_usage;
 
@@ -214,20 +215,19 @@ typedef struct api_key {
     text_bytes text, name; /* name for metrics */
     size_t line;           /* line in the file */
     uint64_t limit;        /* characters allowed, 0 for no limit */
-    key_usage *usage;      /* shared with the same key of earlier setups */
+    key_usage *usage;      /* shared with the same key in earlier setups */
     int first;             /* 1 if no earlier setup has the key */
 } api_key;
 
-typedef struct setup { /* settings and keys; never change. A reload makes a new setup; older ones remain until the end
-                        */
+typedef struct setup { /* settings and keys, immutable; a reload makes a new setup and keeps the old ones until exit */
     struct setup *previous;
     options options;
     api_key *keys; /* [n_keys] */
     size_t n_keys;
 } setup;
 
-struct backend { /* models and their translator. A reload that changes them makes a new backend, which gets all new
-                    requests; the previous one ends with its last request */
+struct backend { /* models and their translator. A reload that changes them makes a new backend for new requests; the
+                    previous one ends with its last request */
     backend *previous;
     server *server;
     const char *name;       /* of the first model file */
@@ -248,9 +248,9 @@ struct backend { /* models and their translator. A reload that changes them make
     pthread_t decoder;
 
     /* Guarded by server.lock */
-    pthread_cond_t filled; /* signalled when a text was queued, or no more texts will be queued */
+    pthread_cond_t filled; /* signalled when a text has been queued, or no more will be */
     client *clients;       /* next client in the ring of clients */
-    size_t busy, calm;     /* from `busy` sentences on (0: no limit), clients in the batch wait until `calm` are left */
+    size_t busy, calm;     /* at `busy` sentences (0 for no limit), clients in the batch wait until `calm` remain */
     int holding;           /* 1 while clients in the batch wait */
     size_t n_queued;       /* number of texts that the decoder has not taken yet */
     int decoded;           /* 1 after the decoder's thread has ended */
@@ -272,16 +272,16 @@ typedef struct kept_file { /* slot for a file; all members are zero if the slot 
     double since;
 } kept_file;
 
-typedef struct direction { /* counts of a model's texts from one language into another */
+typedef struct direction { /* numbers of texts that a model translated from one language into another */
     char model[64], source[36], target[36];
     uint64_t texts, failed;
 } direction;
 
-enum { DIRECTIONS = 256 }; /* maximum number of directions with counts */
+enum { DIRECTIONS = 256 }; /* maximum number of counted directions */
 
 struct server {
     setup *_Atomic setup;
-    backend *backend;               /* the current one, followed by those that end; guarded by `lock` */
+    backend *backend;               /* the current one, followed by those that are ending; guarded by `lock` */
     const route *const *interfaces; /* tables of routes, ended by NULL */
     _Atomic uint64_t n_answers;
     pthread_mutex_t detecting;
@@ -401,7 +401,7 @@ ptrdiff_t request_source(server *s, const request *req, size_t i);
 
 /* Start libmicrohttpd and accept connections. Return NULL after an error message. */
 struct MHD_Daemon *http_start(server *s);
-/* Return the number of connections, without idle ones if `busy` is 1. */
+/* Return the number of connections; exclude idle ones if `busy` is 1. */
 size_t http_connections(server *s, int busy);
 /* Close connections that missed the deadline for sending a request or taking an answer. */
 void http_end_slow(server *s);
@@ -411,7 +411,7 @@ void http_answered(server *s, const request *req, size_t bytes);
 void quota_of(server *s, const request *req, uint64_t *characters, uint64_t *limit);
 /* Count the characters of a request. Return 0 if they exceed the limit. */
 int quota_take(server *s, request *req);
-/* Count more characters without a check. */
+/* Count more characters without checking the limit. */
 void quota_add(server *s, request *req, uint64_t n);
 void quota_give_back(server *s, request *req);
 /* Read the --api-keys file. Return -1, or an exit status after an error message. */
@@ -429,7 +429,7 @@ int http_is_proxied(const server *s, const request *req);
 
 /* Check the Host and Origin headers of a request. Return 0, or a status after setting req->refused. */
 unsigned hosts_check(const server *s, request *req, const char *method);
-/* Add the headers that let admitted pages read an answer. */
+/* Add the headers that let pages of allowed origins read the answer. */
 void hosts_answer(const server *s, const request *req, struct MHD_Response *r);
 
 /* ---- reading.c ----------------------------------------------------------------------------------------- */
@@ -449,7 +449,7 @@ void read_body(request *req);
 
 /* ---- requests.c ---------------------------------------------------------------------------------------- */
 
-/* Run a decoder's thread; `closure` is the backend. */
+/* Run the decoder thread of a backend, `closure`. */
 void *requests_decode(void *closure);
 /* Cut requests that exceed the timeout or whose connection was closed. */
 void requests_look(server *s);
@@ -475,7 +475,7 @@ void requests_leave(server *s, request *req);
 /* Open models and their translator. Return -1, or an exit status after an error message. */
 int backend_open(server *s, const options *o, backend **out);
 void backend_free(backend *b); /* may be NULL */
-/* Return 1 if a backend was made with these settings and the files did not change. */
+/* Return 1 if a backend has these settings and its files have not changed. */
 int backend_is_current(const backend *b, const options *o);
 /* Start the decoder. Return -1, or an exit status after an error message. */
 int backend_start(backend *b);
@@ -488,13 +488,13 @@ void backends_end(server *s);
 
 /* ---- listen.c ------------------------------------------------------------------------------------------ */
 
-/* Open the socket, or take the one that a supervisor has opened. Return 0 after an error message. */
+/* Open the listening socket, or use the supervisor's. Return 0 after an error message. */
 int listen_open(server *s);
 /* Pass new connections to libmicrohttpd in a thread. Return 0 after an error message. */
 int listen_start(server *s, struct MHD_Daemon *daemon);
-/* Accept no more connections. Those that wait in a shared socket are accepted first. */
+/* Stop accepting connections, after accepting those pending on a shared socket. */
 void listen_stop(server *s);
-/* Return the address of the server for messages. */
+/* Return the server's address for messages. */
 const char *listen_address(const server *s, char *out, size_t size);
 int listen_port(const server *s);        /* return the port, or -1 for a Unix domain socket */
 int listen_is_loopback(const server *s); /* 1 if only this machine can connect */
@@ -506,9 +506,9 @@ void process_notify(const char *state);
 /* Write the pid file. Return -1, or an exit status after an error message. */
 int process_write_pid(server *s, int port);
 void process_drop_pid(server *s);
-/* Record the result of a reload for the command that waits for it. */
+/* Report the result of a reload to a waiting moe-server --reload. */
 void process_reloaded(const server *s, int failed);
-/* Ask the server with these options to reload, and wait for it. Return the exit status. */
+/* Make the server with these options reload, and wait for it. Return the exit status. */
 int process_reload(const options *o);
 
 /* ---- experts.c ----------------------------------------------------------------------------------------- */

@@ -37,7 +37,7 @@ static enum MHD_Result answer_health(server *s, request *req) {
     return send_state(s, req, state, strcmp(state, "ok") == 0 ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE);
 }
 
-/* Choose the direction of a test: one that failed last, or the first one. Return 0 if no test is needed or possible. */
+/* Choose a direction to test: the last that failed, or else the first. Return 0 if no test is needed or possible. */
 static int choose_test(server *s, request *req) {
     const moetext_model *model = req->backend->model;
     const size_t n = moetext_model_language_count(model);
@@ -57,7 +57,7 @@ static int choose_test(server *s, request *req) {
     return req->target[0] != 0;
 }
 
-/* Translate a word, unless a translation has succeeded recently, and report whether that works. */
+/* Report whether translation works: translate a word, unless a translation has succeeded recently. */
 static enum MHD_Result answer_ready(server *s, request *req) {
     const char *state = state_of(s);
     if (req->state == REQUEST_WAITING) return MHD_YES;
@@ -125,7 +125,7 @@ static void put_stats(text_bytes *out, const moe_stats *stats) {
 }
 
 static void put_responses(text_bytes *out, const server *s) {
-    put_head(out, "requests_total", "counter", "answers by the class of their status");
+    put_head(out, "requests_total", "counter", "answers by status class");
     for (int i = 2; i < 6; i++) {
         uint64_t n = 0;
         for (int code = 100 * i; code < 100 * (i + 1); code++) n += s->responses[code];
@@ -197,17 +197,17 @@ static enum MHD_Result answer_metrics(server *s, request *req) {
         uint64_t value;
     } rows[] = {
         { "texts_total", "counter", "finished texts", s->texts },
-        { "texts_failed_total", "counter", "texts without a translation", s->failed_texts },
+        { "texts_failed_total", "counter", "failed texts", s->failed_texts },
         { "source_bytes_total", "counter", "bytes of finished texts", s->bytes_in },
         { "translation_bytes_total", "counter", "bytes of translations", s->bytes_out },
         { "characters_total", "counter", "characters of texts, contexts and chat answers", s->characters },
         { "requests_open", "gauge", "requests with unfinished texts", open },
         { "texts_waiting", "gauge", "texts that the decoder has not taken yet", queued },
         { "connections", "gauge", "open connections", s->n_connections },
-        { "translators", "gauge", "translators: 1, and more while requests from before a reload are in progress",
+        { "translators", "gauge", "translators: 1, or more while requests from before a reload are in progress",
           backends },
         { "reloads_total", "counter", "reloads", s->reloads[0] },
-        { "reloads_failed_total", "counter", "reloads that changed nothing because of an error", s->reloads[1] },
+        { "reloads_failed_total", "counter", "failed reloads, which changed nothing", s->reloads[1] },
         { "start_time_seconds", "gauge", "time when the models were opened, in seconds since 1970",
           (uint64_t)s->backend->began },
     };
