@@ -364,7 +364,7 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
 }
 
 /* ==== 4. System resources =====================================================================================
- * Everything that depends on the system's memory and processors: huge pages, limits, what is available. */
+ * Memory and processors: huge pages, limits, availability. */
 
 /* Request huge pages for memory not yet touched. They make direct I/O 1.5 times as fast, since it pins fewer pages. */
 static void moe_advise_huge_pages(char *memory, size_t bytes) {
@@ -385,7 +385,7 @@ static void *moe_map_memory(size_t bytes) {
 }
 
 #ifndef MOE_SYSTEM
-#define MOE_SYSTEM "" /* start of the paths of system files, for tests */
+#define MOE_SYSTEM "" /* prefix of the paths of system files, for tests */
 #endif
 
 /* Read a system file, such as one in /proc, to text[size]. Returns text, which is "" if the file cannot be read. */
@@ -398,7 +398,7 @@ static const char *moe_system_text(const char *path, char *text, size_t size) {
     return text;
 }
 
-/* The limits of a control group: the files in its folder, of version 2 and of version 1. */
+/* The files that contain a limit of a control group, in version 2 and version 1. */
 typedef struct moe_group_key {
     const char *controller, *root; /* root of version 1 */
     const char *files[3];          /* version 2; version 1; version 1's divisor or NULL */
@@ -410,8 +410,8 @@ static const moe_group_key moe_group_memory = { "memory",
                                                     MOE_SYSTEM "/sys/fs/cgroup/cpu",
                                                     { "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us" } };
 
-/* Read a limit of the control group `group`, of `length` bytes: a number, rounded up after division by the divisor that
- * follows it or is in a file of its own. UINT64_MAX if the group has none. */
+/* Read a limit of the control group with the path group[length]: a number, divided by the one after it or in a separate
+ * file and rounded up. Return UINT64_MAX if there is no limit. */
 static uint64_t moe_group_number(const moe_group_key *key, int old, const char *group, int length) {
     char path[4096 + 64], text[64], *end = text;
     snprintf(path, sizeof path, "%s%.*s/%s", old ? key->root : MOE_SYSTEM "/sys/fs/cgroup", length, group,
@@ -426,7 +426,7 @@ static uint64_t moe_group_number(const moe_group_key *key, int old, const char *
     return is_number && by ? number / by + (number % by != 0) : number;
 }
 
-/* Return 1 if the list [list, end), separated by commas, contains a controller. */
+/* Return 1 if the comma-separated list [list, end) contains a controller. */
 static int moe_group_has(const char *list, const char *end, const char *controller) {
     const size_t n = strlen(controller);
     for (; list < end; list += strcspn(list, ",:") + 1)
@@ -434,7 +434,7 @@ static int moe_group_has(const char *list, const char *end, const char *controll
     return 0;
 }
 
-/* Return the lowest limit of the process's control groups (version 2 or 1); UINT64_MAX if none. */
+/* Return the lowest limit of the process's control groups (version 2 or 1), or UINT64_MAX. */
 static uint64_t moe_group_limit(const moe_group_key *key) {
     char groups[4096];
     uint64_t least = UINT64_MAX;
@@ -451,13 +451,13 @@ static uint64_t moe_group_limit(const moe_group_key *key) {
     return least;
 }
 
-/* Return the number of processors that this thread may use: those online and in its affinity mask, at most the quota of
- * its control groups, rounded up. */
+/* Return the number of processors available to this thread: those online and in its affinity mask, limited by the quota
+ * of its control groups, rounded up. */
 static int moe_processors(void) {
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
     uint64_t n = online < 1 ? 1 : (uint64_t)online, allowed = 0;
 #if defined(__linux__)
-    uint64_t mask[1024]; /* the kernel has up to 8192 processors; sched_getaffinity requires _GNU_SOURCE */
+    uint64_t mask[1024]; /* enough for any kernel; the function sched_getaffinity requires _GNU_SOURCE */
     const long bytes = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
     for (long i = 0; i < bytes / 8; i++)
         for (; mask[i]; mask[i] &= mask[i] - 1) allowed++;
@@ -912,7 +912,7 @@ typedef struct moe_frame {
     uint64_t *keys;      /* [rows] seed of each row's noise; NULL without noise */
     moe_packed packed;   /* for the encoder */
     moe_beam beam;       /* for the decoder; arrays have [rows] elements */
-    /* changes the logits, before anything is computed from them; NULL if nothing does. Not on a device */
+    /* changes the logits before their use; may be NULL. Not on a device */
     void (*change)(void *user, float *logits, size_t stride);
     void *change_user;
 } moe_frame;
@@ -4196,10 +4196,10 @@ typedef struct moe_meta {
     moe_span entry;   /* the whole entry in the file */
 } moe_meta;
 
-/* Where the bytes of an open model come from. */
+/* The source of an open model. */
 typedef struct moe_origin {
     const char *name;   /* name for messages, or NULL */
-    int fd, shared;     /* descriptor of a mapped or streamed file, else -1; 1 if the caller has a copy of it */
+    int fd, shared;     /* descriptor of a mapped or streamed file, else -1; 1 if the caller shares it */
     uint64_t base;      /* offset of the model in the file */
     struct stat opened; /* status of the file when the model was opened */
     void *mapping;      /* [mapped] memory to unmap, or NULL */
@@ -4604,8 +4604,8 @@ static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, si
     return moe_sort_names(f->tensors, f->n_tensors, sizeof *f->tensors, "tensor directory", f->names, error);
 }
 
-/* Put the name of a model before the message of an error, unless the message contains it. A long name loses its start.
- * Returns the status. */
+/* Prefix an error message with the model's name, unless it is already there. Omit the start of a long name. Returns the
+ * status. */
 static moe_status moe_named(const char *name, moe_status status, moe_error *error) {
     char message[sizeof error->message];
     const char *at = status && error && name ? strstr(error->message, name) : NULL;
@@ -4619,7 +4619,7 @@ static moe_status moe_named(const char *name, moe_status status, moe_error *erro
     return status;
 }
 
-/* Fail if another process has changed a mapped file, whose pages may be missing: before and after every use of them. */
+/* Fail if another process has changed a mapped file: pages may be missing. Call before and after every use of them. */
 static moe_status moe_check_unchanged(const moe_file *f, moe_error *error) {
     const struct stat *then = &f->origin.opened;
     struct stat now;
@@ -4628,7 +4628,7 @@ static moe_status moe_check_unchanged(const moe_file *f, moe_error *error) {
          MOE_MTIME(now).tv_sec == MOE_MTIME(*then).tv_sec && MOE_MTIME(now).tv_nsec == MOE_MTIME(*then).tv_nsec))
         return MOE_OK;
     moe_fail(error, MOE_ERROR_IO, "model",
-             "the model file was modified or cut off while in use: reopen it, and replace models by renaming");
+             "the model file was modified or truncated while in use: reopen it, and replace models by renaming");
     return moe_named(f->origin.name, MOE_ERROR_IO, error);
 }
 
@@ -8927,10 +8927,10 @@ static int moe_read_source(const moe_source *s, int fd, void *data, size_t bytes
     const int code = s->data   ? (memcpy(data, (const char *)s->data + s->offset + from, bytes), 0)
                      : s->read ? s->read(s->user, data, bytes, s->offset + from)
                                : moe_read_at(fd, data, bytes, s->offset + from, &got);
-    return code || got == bytes ? code : EIO; /* the file has become shorter */
+    return code || got == bytes ? code : EIO; /* the file was truncated */
 }
 
-/* Set the origin's mapping to anonymous memory with the contents of a model. */
+/* Copy a model to anonymous memory, which becomes the origin's mapping. */
 static moe_status moe_copy_source(const moe_source *s, size_t bytes, moe_origin *o, moe_error *error) {
     void *data = moe_map_memory(bytes);
     int code = data == MAP_FAILED ? errno : 0;
@@ -10098,14 +10098,15 @@ static int moe_can_rerank(const moe_model *m) {
     return m->source_tag == 1 && !m->separate && moe_model_language_count(m) > 1;
 }
 
-/* Return the number of positions of a model; SIZE_MAX if they are not limited. */
+/* Return the number of positions of a model, or SIZE_MAX if unlimited. */
 static size_t moe_places(const moe_model *m) {
     return moe_min(m->positions.rows ? m->positions.rows : SIZE_MAX, m->rotary.rows ? m->rotary.rows : SIZE_MAX);
 }
 
 static int moe_stated_source(const moe_model *m) { return (int)moe_meta_number(m, "limit.source", 2, 1 << 16, 512); }
 
-/* Return the default of max_source: in the file or, if it is larger, the longest prompt that the positions allow. */
+/* Return the default of max_source: the file's or, if larger, the longest prompt that leaves positions for max_target.
+ */
 static int moe_default_source(const moe_model *m, int max_target) {
     const int stated = moe_stated_source(m);
     const size_t places = moe_places(m), target = max_target < 0 ? 0 : (size_t)max_target;
@@ -10568,7 +10569,7 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
 
 /* ---- Plan: resolve the parameters ---- */
 
-/* Return the bytes of a page in all layers. */
+/* Return the size of a page in bytes, including all layers. */
 static size_t moe_page_bytes(const moe_session *s) {
     size_t bytes = 0;
     for (const moe_layer *layer = s->model->layers; layer < s->model->layers + s->model->n_layers; layer++)
@@ -10621,7 +10622,7 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     /* A request is pulled before its length is known, so capacity for the longest one is always free. */
     s->carried_rows[MOE_BY_SOURCE] = max_source + tokens + 32 * (s->n_slots - batch);
     s->carried_rows[MOE_BY_TOKEN] = s->token_rows * s->n_slots;
-    /* Prompts are rarely longer than the file states. A longer one uses pages of other sentences, which wait. */
+    /* Prompts rarely exceed limit.source. A longer one uses pages of other sentences, which wait. */
     const size_t stated = (size_t)moe_stated_source(s->model) - 1, prompt = s->search.max_prompt,
                  longer = s->params.context_memory ? 0 : moe_min(s->token_rows, prompt - moe_min(prompt, stated));
     if (!s->api) s->n_pages = moe_divide_up(s->token_rows - longer, MOE_PAGE) * s->n_slots;
@@ -10828,7 +10829,7 @@ static moe_status moe_check_device(const moe_session *s, moe_error *error) {
     return what ? moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "%s is only supported on device cpu", what) : MOE_OK;
 }
 
-/* Report problems with the model's data that a run of a graph has found, or a file that changed during the run. */
+/* Report failed reads, a file that changed during a run, or invalid data that the run found. */
 static moe_status moe_session_failure(moe_session *s, moe_error *error) {
     if (s->bank.file) MOE_TRY(moe_bank_status(&s->bank, error));
     MOE_TRY(moe_check_unchanged(&s->model->file, error));
@@ -10920,15 +10921,15 @@ static moe_status moe_run_frame(moe_session *s, int which, const moe_frame *fram
 
 /* ---- The next token ---- */
 
-/* Write the tokens of a hypothesis up to `last` to out, without a prompt and tag. Returns their number. */
+/* Write the tokens of a hypothesis up to `last` to out, excluding prompt and tag. Returns their number. */
 static size_t moe_write_tokens(const moe_slot *slot, int32_t last, size_t position, int32_t *out) {
     const size_t before = slot->task.prompt + slot->shown;
     for (size_t i = position; i-- > before; last = slot->tokens[last].parent) out[i - before] = slot->tokens[last].id;
     return position - before;
 }
 
-/* Let the caller change the logits of all rows whose tokens are chosen in this step, request by request. While a start
- * is given, the only hypothesis has rows for several tokens, of which only the last one can be such a row. */
+/* Let the callback change the logits of all rows that choose a token in this step, request by request. While tokens are
+ * given, the only hypothesis has several rows, of which only the last can choose a token. */
 static void moe_change_logits(void *user, float *logits, size_t stride) {
     moe_session *s = user;
     for (size_t at = 0; at < (size_t)s->params.batch; at++) {
@@ -10952,8 +10953,8 @@ static void moe_change_logits(void *user, float *logits, size_t stride) {
     }
 }
 
-/* Make the hypotheses of a slot results without their next token, as at the length limit. `coverage` is that before
- * this step. Returns 1. */
+/* Turn the hypotheses of a slot into results without their next token, as at the length limit. `coverage` has the
+ * values before this step. Returns 1. */
 static int moe_stop_slot(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *b, float *coverage) {
     moe_beam before = *b;
     for (; slot->ahead && !slot->broken; slot->ahead--, slot->live[0].row++) moe_slot_step(s, slot, at, b, NULL);

@@ -40,17 +40,17 @@
  *   the default of a new member. Other structs and arrays change only in a new major version (for now, 0.MINOR).
  * Callbacks
  *   pull, done, partial, routing, attention, next_token and trace run in the thread that called moe_translate or
- * moe_classify; log runs in the thread that creates or runs the session. Callbacks of a session never overlap. A
- * callback may read the model, cancel any session, drop requests, read the statistics of its own session and use other
- * sessions freely. It must not free its own session, translate or classify with it, or leave by longjmp or a C++
- * exception. `done` is the last callback of its request and may free the request's `user`. Promises
+ *   moe_classify; log runs in the thread that creates or runs the session. Callbacks of a session never overlap. A
+ *   callback may read the model, cancel any session, drop requests, read the statistics of its own session and use
+ *   other sessions freely. It must not free its own session, translate or classify with it, or leave by longjmp or a
+ *   C++ exception. `done` is the last callback of its request and may free the request's `user`.
+ * Promises
  *   - The same bytes everywhere: no result depends on batch, order of requests, number of threads or instruction set.
  *   - The library never aborts, exits, prints or leaks. It has no global state and no signal handler.
  *   - A model file is untrusted input: every length, offset and product in it is checked before use.
  * Processes
- *   A child of fork() may use its parent's models, but must create its own sessions. Calls return MOE_ERROR_IO if a
- *   mapped file was written to or truncated. Pages that vanish while a step runs end the process (SIGBUS), so replace
- *   model files by renaming, or open them with moe_model_params.copy or stream.
+ *   A child of fork() may use its parent's models, but must create its own sessions. If a mapped file is changed, calls
+ *   return MOE_ERROR_IO; truncation during a step can raise SIGBUS. Replace files by renaming, or use copy or stream.
  *
  * Shapes are written [rows, cols], row-major. Weights are [out, in]. Sources of formulas: Shazeer et al. 2017
  * (arXiv 1701.06538, "eq n" and "App. X" below), Wu et al. 2016 (arXiv 1609.08144, "GNMT").
@@ -151,7 +151,7 @@ typedef struct moe_model_params {
     int stream; /* 1: load everything except the experts, which sessions cache within expert_memory                 */
 } moe_model_params;
 
-/* Open and check a model file. `params` may be NULL for defaults. The messages of these errors, and later of a damaged
+/* Open and check a model file. `params` may be NULL for defaults. Error messages, including later ones about a damaged
  * or changed file, begin with the path. Errors: MOE_ERROR_IO, MOE_ERROR_FORMAT, MOE_ERROR_UNSUPPORTED,
  * MOE_ERROR_MEMORY. */
 moe_status moe_model_open_sized(const char *path, const moe_model_params *params, size_t size, moe_model **out,
@@ -160,8 +160,8 @@ static inline moe_status moe_model_open(const char *path, const moe_model_params
     return moe_model_open_sized(path, p, sizeof *p, out, e);
 }
 
-/* Open a model in memory. `data` must be aligned to 64 bytes (or MOE_ERROR_ARGUMENT) and outlive all its sessions,
- * unless the model is copied. */
+/* Open a model in memory. Unless the model is copied, `data` must be aligned to 64 bytes (else MOE_ERROR_ARGUMENT) and
+ * outlive all sessions. */
 moe_status moe_model_open_memory_sized(const void *data, size_t bytes, const moe_model_params *params, size_t size,
                                        moe_model **out, moe_error *error);
 static inline moe_status moe_model_open_memory(const void *data, size_t bytes, const moe_model_params *p,
@@ -169,19 +169,19 @@ static inline moe_status moe_model_open_memory(const void *data, size_t bytes, c
     return moe_model_open_memory_sized(data, bytes, p, sizeof *p, out, e);
 }
 
-/* A model file that is not at a path of its own: part of an archive, a descriptor, memory, or bytes that a callback
- * reads. Set one of path, data and read, or none of them for `fd`. Zero all other members. */
+/* The source of a model: a file, part of a file such as an archive, memory, or bytes that a callback reads. Set one of
+ * path, data and read, or none to use `fd`. Zero all other members. */
 typedef struct moe_source {
-    const char *name; /* name of the model in error messages; NULL: the path, or no name */
+    const char *name; /* model's name in error messages; NULL for the path, if any */
     const char *path; /* a file */
-    const void *data; /* memory that contains the model. Unless the model is copied, it must outlive all sessions */
-    /* Reads `bytes` bytes at `offset` to `out`, and returns 0 or an errno value. Called only while the model is opened,
-     * in the same thread; the model is copied. */
+    const void *data; /* memory that contains the model; must outlive all sessions unless the model is copied */
+    /* Copies `bytes` bytes at `offset` to `out`; returns 0 or an errno value. Called only while the model is opened, in
+     * the same thread. The model is copied. */
     int (*read)(void *user, void *out, size_t bytes, uint64_t offset);
     void *user;
-    int fd;          /* descriptor of a file; the caller may close it after the call */
-    uint64_t offset; /* where the model begins. A multiple of 64, unless the model is copied */
-    uint64_t bytes;  /* size of the model; 0: up to the end of the file */
+    int fd;          /* file descriptor; the caller may close it after the call */
+    uint64_t offset; /* offset of the model; a multiple of 64 unless the model is copied */
+    uint64_t bytes;  /* size of the model; 0 for the rest of the file */
 } moe_source;
 moe_status moe_model_open_source_sized(const moe_source *source, size_t source_size, const moe_model_params *params,
                                        size_t size, moe_model **out, moe_error *error);
@@ -338,23 +338,23 @@ typedef struct moe_attention { /* attention weights of a target token: GNMT's, o
 } moe_attention;
 typedef void (*moe_attention_fn)(void *user, const moe_attention *attention); /* called for every target token */
 
-/* The choice of the next token of all hypotheses of a request. */
+/* The logits of the next token for all hypotheses of a request. */
 typedef struct moe_next_token {
     void *user;                /* moe_request.user */
-    size_t rows, vocabulary;   /* number of live hypotheses, best first, and of tokens */
-    size_t stride;             /* of `logits` */
-    float *logits;             /* [rows, vocabulary], which the callback may change; row r begins at r * stride */
-    size_t n_ids;              /* tokens so far of every hypothesis, including a prefix, excluding a prompt */
-    const int32_t *const *ids; /* [rows] tokens of each hypothesis, [n_ids] */
+    size_t rows, vocabulary;   /* number of live hypotheses, best first; number of tokens */
+    size_t stride;             /* floats between the beginnings of two rows of `logits` */
+    float *logits;             /* [rows, vocabulary]; the callback may change them */
+    size_t n_ids;              /* number of tokens in each hypothesis, including a prefix, excluding a prompt */
+    const int32_t *const *ids; /* [rows] pointers to the hypotheses' tokens, [n_ids] each */
 } moe_next_token;
-/* Called once per step for every request that chooses a token. -INFINITY bans a token; all but one ban the others, so a
- * grammar, a mask or a classifier can guide the search. The softmax follows, so log-probabilities are those of the
- * changed logits; penalties, sampling, minimum length and the model's own bans apply afterwards. Tokens outside a
- * shortlist are -INFINITY and stay banned (shortlist 0 allows all). Return 0 to go on, or 1 to stop: the hypotheses so
- * far, without the next token, become the results, with finished 0. To end a single hypothesis, ban all tokens but the
- * end token. Runs in the thread that called moe_translate, in the order of the requests in the batch, whatever the
- * number of threads. It is not called for scored or given tokens. If context_memory runs out, a request restarts, and
- * its steps are repeated; the callback must return the same again. Unless it changes a logit, no result changes. */
+/* Called once per step for every request that chooses a token, e.g. to guide the search by a grammar or classifier.
+ * Logits of -INFINITY ban tokens. The softmax follows, so log-probabilities are those of the changed logits; penalties,
+ * sampling, minimum length and the model's own bans apply afterwards. Tokens outside a shortlist are -INFINITY and
+ * cannot be allowed (shortlist 0 allows all). Return 0 to continue, or 1 to stop: the current hypotheses, without the
+ * next token, become the results, with finished 0. To end a single hypothesis, ban all tokens except the end token.
+ * Runs in the thread that called moe_translate, in batch order, with any number of threads. Not called for scored or
+ * given tokens. If context_memory runs out, a request restarts and repeats its steps; the callback must then repeat its
+ * decisions. A callback that changes no logits changes no results. */
 typedef int (*moe_next_token_fn)(void *user, const moe_next_token *next);
 
 /* The rules of beam search, from the GNMT paper or from programs whose checkpoints this library reads. Only PAPER
@@ -398,12 +398,12 @@ typedef struct moe_wire {
  *   Callbacks    log, routing, attention, trace, next_token */
 typedef struct moe_session_params {
     size_t size;            /* bytes of the struct; set by moe_session_params_init                          */
-    int threads;            /* number of threads, including the caller's; 0: one per processor that this thread may  */
-                            /* use, by its affinity and the quota of its control groups                     */
+    int threads;            /* number of threads, including the caller's; 0: one per processor available to this     */
+                            /* thread (affinity, quota of its control groups)                               */
     int batch;              /* sentences decoded at once                                                    */
     int batch_tokens;       /* source tokens decoded at once, approximately; 0: 64 per sentence             */
-    int max_source;         /* maximum tokens of a source or prompt, including tag and end. The default of a model    */
-                            /* without an encoder leaves max_target of its positions (on a GPU: limit.source)         */
+    int max_source;         /* maximum tokens of a source or prompt, including tag and end. Default without an        */
+                            /* encoder: the model's positions less max_target (on a GPU: limit.source)                */
     int max_target;         /* maximum tokens of a target, including the end token, excluding a prompt. A model's    */
                             /* positions limit source and target, or prompt plus target                     */
     int min_target;         /* minimum length of a translation, excluding the end token                     */
@@ -447,12 +447,12 @@ typedef struct moe_session_params {
     float repetition_penalty;
     int piece;   /* rows per step for prompts and other given tokens, up to 1024; 0: 512 or, with an encoder, 32 per */
                  /* sentence                                                                                        */
-    int kv_bits; /* bits per cached key or value: 32, 16 (F16) or 8 (Q8 by head). 0: 16, which changed the */
-    /* log-probabilities of SmolLM2-135M in F32 by .0006 on average, at most by .017, and its perplexity  */
-    /* from 39.054 to 39.055 (tools/convert/README.md). An encoder requires 32 or 0                       */
-    /* MB for cached keys and values, which sentences with a common beginning share. 0: what a batch needs if its
-     * prompts have up to limit.source tokens. If this memory runs out, a sentence waits, restarts or, if it needs more
-     * than all of it, is rejected with a message that contains the MB needed. Not on a GPU. */
+    int kv_bits; /* bits per cached key or value: 32, 16 (F16) or 8 (Q8 by head). 0: 16, which changes the */
+    /* log-probabilities of SmolLM2-135M in F32 by .0006 on average and .017 at most, and its perplexity  */
+    /* from 39.054 to 39.055 (tools/convert/README.md). With an encoder: 32 or 0                          */
+    /* MB for cached keys and values; sentences with a common prefix share them. 0: enough for a batch of prompts of
+     * limit.source tokens. If this memory runs out, a sentence waits or restarts; one that needs more than the total is
+     * rejected with a message that states the MB needed. Not on a GPU. */
     int context_memory;
     /* sample 1: sample tokens, with a beam of 1; the result depends only on seed, source and position. The temperature
      * divides logits; 0 disables sampling, except for requests with their own temperature. Candidates are the top_k
@@ -465,7 +465,7 @@ typedef struct moe_session_params {
      * memory that the machine and the process's limits allow, minus 1 GB. */
     size_t expert_memory;
     const moe_wire *wire;         /* shares experts with other ranks; may be NULL. Not on a GPU, and not with stream */
-    moe_next_token_fn next_token; /* may be NULL. Not on a GPU. Takes memory for the logits of all rows of a step */
+    moe_next_token_fn next_token; /* may be NULL. Not on a GPU. Requires memory for the logits of all rows of a step */
     void *next_token_user;
 } moe_session_params;
 

@@ -100,7 +100,7 @@ def other_paths_get_a_helpful_message():
              (folder("decoder.yml", file=True, data=b"models:\n"), (), "of a Marian model: name its folder"),
              (folder("model.yml", file=True, data=b"dim-emb: 1\n# " + b"x" * 99), ("--from", "marian"), "not a Marian model"),
              (folder("x.gguf", file=True, data=b"<html>"), (), "GGUF files start with GGUF"),
-             (folder("x.bin", file=True, data=model), (), "is a model file already"),
+             (folder("x.bin", file=True, data=model), (), "is already a model file"),
              (folder("x.pt", file=True, data=b"PK\3\4" * 9), (), "truncated or damaged zip file"),
              (folder("config.json", data=b'{"model_type": "bert"}'), (), "model_type 'bert' is not supported: expected"),
              (folder("config.json", data=b"{}"), ("--from", "hf"), "model_type None is not supported: expected"),

@@ -295,7 +295,7 @@ def a_word_penalty_only_shifts_scores_of_normalize_1():
         model, log = os.path.join(at, "converted"), io.StringIO()
         with contextlib.redirect_stderr(log):
             assert convert_quietly("--from", "marian", at, "-o", model) is None
-        assert "word-penalty 0.1 is left out" in log.getvalue(), log.getvalue()
+        assert "ignoring word-penalty 0.1" in log.getvalue(), log.getvalue()
         reference = marian_numpy.Marian({k: a if isinstance(a, bytes) else a.astype(np.float64)
                                          for k, a in arrays.items()})
         for i in range(8):

@@ -83,7 +83,7 @@ def columns_of_tables_are_chosen_by_name_or_number():
         said, rows = found(table(*columns, names=names), "t.tsv", *options)
         assert rows == result and said["sentences"] == 60, (names, options, said)
     three = table(source, REFERENCE, SYSTEM)
-    assert "name that of the reference" in run(three, "t.tsv", status=2)
+    assert "select the reference" in run(three, "t.tsv", status=2)
     assert "no column 'nope'; available: 1 to 3" in run(three, "t.tsv", "-r", "nope", status=4)
     assert "no column '9'" in run(three, "t.tsv", "-r", "1", "-c", "9", status=4)
 

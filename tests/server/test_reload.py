@@ -140,7 +140,7 @@ def configuration_files_are_checked():
             ("prot = 1\n", 2, "did you mean --port"),
             ("port = 1\nport = 2\n", 2, "given twice"),
             ("= 1\n", 2, "missing name"),
-            ("config = x\n", 2, "cannot name another"),
+            ("config = x\n", 2, "cannot include another"),
             ("help = 1\n", 2, "unrecognized option"),
             ("threads = x\n", 2, "line 1 of"),
             ("listen = unix:/x\nport = 1\n", 2, "cannot be combined"),

@@ -398,10 +398,10 @@ TEST(files_that_cannot_be_converted_are_reported_instead) {
         { "pytorch_model.bin", "x", NULL, "without model_type in config.json", 1 },
         { "pytorch_model.bin", POINTER, "{\"model_type\": \"marian\"}", "Git LFS pointer", sizeof POINTER - 1 },
         { "model.bin", POINTER, NULL, "Git LFS pointer", sizeof POINTER - 1 },
-        { "x.gguf", "<html>", NULL, "does not start like a .gguf file", 6 },
+        { "x.gguf", "<html>", NULL, "not a valid .gguf file", 6 },
         { "x.gguf", "GGUF\3", NULL, "without general.architecture in its header", 5 },
         { "x.gguf", GGUF_OF("gemma"), NULL, "its general.architecture gemma: expected", sizeof GGUF_OF("gemma") - 1 },
-        { "x.npz", "text", NULL, "does not start like a .npz file", 4 }
+        { "x.npz", "text", NULL, "not a valid .npz file", 4 }
     };
     char folder[] = "/tmp/moetext-XXXXXX", path[300], config[300];
     assert_non_null(mkdtemp(folder));

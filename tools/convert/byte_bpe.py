@@ -48,7 +48,7 @@ class Added(typing.NamedTuple):
 
 
 class Packed(bytes):
-    """A packed tokeniser, its added tokens, and the id that it puts before each text (None: no token)."""
+    """A packed tokeniser, its added tokens, and the id that it puts before each text, or None."""
     added, start = (), None
 
 
@@ -73,7 +73,7 @@ SAME = re.compile(r"\\[rntfd]|\\[pP]\{\^?[A-Za-z_]+\}|\\x\{[0-9a-fA-F]{1,6}\}|\\
                   r"\{[0-9]+(?:,[0-9]*)?\}(?!\+)|[^\\{}^$&(\[\]]|&(?!&)", re.S)
 
 
-# Properties of characters that all versions of both know: general categories and scripts.
+# Character properties known to all versions of Oniguruma and PCRE2: general categories and scripts.
 PROPERTIES = set("""
 Any C Cc Cf Cn Co Cs L Ll Lm Lo Lt Lu M Mc Me Mn N Nd Nl No P Pc Pd Pe Pf Pi Po Ps S Sc Sk Sm So Z Zl Zp Zs
 Arabic Armenian Bengali Bopomofo Braille Buhid Canadian_Aboriginal Cherokee Common Coptic Cyrillic Deseret Devanagari
@@ -112,8 +112,8 @@ def for_pcre2(expression):
 
 
 class Checker:
-    """Reject expressions that PCRE2 rejects, and expressions that may match the empty string, which the engine rejects.
-    SAME has limited the syntax."""
+    """Reject expressions that PCRE2 rejects, or that may match the empty string, which the engine rejects. SAME has
+    already limited the syntax."""
     QUANTIFIER = re.compile(r"[*?]|(\+)|\{([0-9]+)(?:,([0-9]*))?\}")
     ESCAPE = re.compile(r"\\(?:[pP]\{\^?([A-Za-z_]+)\}|x\{([0-9a-fA-F]+)\}|(.))", re.S)
 
@@ -177,7 +177,7 @@ class Checker:
         return empty or not least
 
     def character(self):
-        """Skip a character or an escape; return its code, or None if it stands for several characters."""
+        """Skip a character or an escape; return its code, or None if it matches several characters."""
         found = self.ESCAPE.match(self.text, self.at)
         self.at = found.end() if found else self.at + 1
         if not found:
@@ -388,8 +388,8 @@ class Reader:
         return found
 
 
-# Keys of tokenizer.json and its model; of tokenizer_config.json the only supported values, and keys that change no ids
-# here or are read elsewhere (prompts.py).
+# Keys of tokenizer.json and its model; supported values of tokenizer_config.json, and its keys that do not change ids
+# or are read by prompts.py.
 PARTS = set("version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder model".split())
 MODEL = set("""type dropout unk_token continuing_subword_prefix end_of_word_suffix fuse_unk byte_fallback ignore_merges
     vocab merges""".split())
@@ -405,7 +405,7 @@ KNOWN = set("""
 
 
 def read_settings(folder):
-    """Return the values of tokenizer_config.json, {} if it is missing."""
+    """Return the values of tokenizer_config.json, or {} if it is missing."""
     path = os.path.join(folder, "tokenizer_config.json")
     values, reader = read_json(path) if os.path.exists(path) else {}, Reader(path)
     reader.refuse(values, "tokeniser", **SETTINGS)
@@ -414,7 +414,7 @@ def read_settings(folder):
 
 
 def start_of(about, start, ids):
-    """Return the token before texts: of the post-processor, which transformers' class for Llama replaces."""
+    """Return the token before texts: the post-processor's `start`, unless transformers' Llama class replaces it."""
     if not f"{about.get('tokenizer_class')}".startswith(("LlamaTokenizer", "CodeLlamaTokenizer")):
         return start
     return ids.get((contents([about.get("bos_token")]) or ["<s>"])[0]) if about.get("add_bos_token", True) else None

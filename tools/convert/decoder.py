@@ -37,8 +37,8 @@ ONLY = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,
         "moe_random_routing_dropped_token": (False,), "routed_scaling_factor": (1.0,), "is_decoder": (False, True),
         "tie_encoder_decoder": (False,), "pruned_heads": (None, {}), "prefix": (None, ""),
         "task_specific_params": (None, {})}
-# Keys of config.json that do not change results: besides hf.NO_EFFECT, settings of training, of parts for pictures and
-# of features that ONLY switches off, and names of other programs.
+# Keys of config.json that do not change results, in addition to hf.NO_EFFECT: for training, pictures, other programs,
+# and features that ONLY requires to be off.
 NO_EFFECT = hf.NO_EFFECT | set("""
     eos_token_id pad_token_id eod_token_id tokenizer_class auto_map initializer_range max_window_layers sliding_window
     layer_types dense_list class_num pool_type skip_cls_token cla_share_factor org_vocab_size model_max_length
@@ -248,7 +248,7 @@ def decode_meta(c, m, config):
 
 
 def add_end(decode, tokens, say):
-    """Add the token that the chat template puts after an answer to those that end an answer."""
+    """Add the token that follows answers in the chat template to the end tokens."""
     text = tokens.get("prompt.answer.suffix", tokens.get("prompt.end", ""))
     end = byte_bpe.added_at(tokens.get("tokenizer.model"), text.lstrip())
     ends = [decode["token.eos"], *decode.get("token.ends", ())]
@@ -258,7 +258,7 @@ def add_end(decode, tokens, say):
 
 
 def begin_with(tokens, start, m, path, say):
-    """Let each text begin with the token `start` unless a prompt precedes it."""
+    """Make texts begin with the token `start`, unless a prompt precedes them."""
     if start is None or "prompt.prefix" in tokens:
         return tokens
     m.bos = start

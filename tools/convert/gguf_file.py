@@ -37,8 +37,8 @@ INSIDE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"
           **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
           **{f"ffn_{x}_shexp": f"mlp.shared_experts.{x}_proj" for x in ("gate", "up", "down")}}
 
-# tokenizer.ggml.pre -> (regular expressions of the splits; whether texts are normalised to NFC; whether pieces that are
-# tokens need no merges; default of add_bos_token); llm.md, section 4.
+# tokenizer.ggml.pre -> (regular expressions of the splits, True for NFC, True if pieces that are tokens need no merges,
+# default of add_bos_token).
 PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 DEEPSEEK = (r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
             PUNCTUATION + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|"
@@ -109,7 +109,7 @@ class Header:
 
 
 class Blocks(hf.Stored):
-    """A tensor whose rows are blocks for the `gguf` package to dequantise, or plain numbers."""
+    """A tensor with rows of blocks for the `gguf` package to dequantise, or plain numbers."""
 
     def __init__(self, name, shape, kind, path, at, block):
         super().__init__(name, shape, kind, path, lambda: hf.open_at(path, at), (path, at))
@@ -140,7 +140,7 @@ def package():
 
 
 def kind_of(number):
-    """Return (name, (numbers per block, bytes per block)) of a number format; None if unknown."""
+    """Return (name, (numbers per block, bytes per block)) of a number format, or None if unknown."""
     if number in PLAIN:
         return PLAIN[number], (1, hf.SIZES[PLAIN[number]])
     try:
@@ -307,7 +307,7 @@ class Keys(hf.Config):
         return self.get(key, kind, default, **limits)
 
     def must_be(self, key, kind, *fine):
-        """Reject the value of a key unless it is one of `fine`; a missing key is accepted."""
+        """Reject a key unless its value is in `fine` or it is missing."""
         value = self.of(key, kind, fine[0])
         if value not in fine:
             self.refuse(f"{self.architecture}.{key}", value, f": expected {' or '.join(map(str, fine))}")
@@ -317,9 +317,9 @@ class Keys(hf.Config):
         raise FormatError(f"{self.path}: {key} is {short(value)}, which is not supported{more}")
 
 
-# Keys that nothing below reads, with the values that change nothing in a supported model; None: all values. A key that
-# is neither read nor listed is refused by name, since it may change the computation. ARCH. stands for the prefix of the
-# file's architecture. Based on llama-arch.cpp of llama.cpp 0c1e570.
+# Keys that the converter does not read, with their values that have no effect on a supported model (None for all).
+# Other unread keys are rejected by name, since they may change the computation. ARCH is the file's architecture. Based
+# on llama-arch.cpp of llama.cpp 0c1e570.
 OFF = 0, 0.0, False
 UNREAD = (
     ("general.type", ("model",)), ("(general|split).*", None),
@@ -340,7 +340,7 @@ UNREAD = (
     ("ARCH.expert_(count|used_count|shared_count)", (0, 1)),  # read in mixtures
     ("ARCH.expert_(gating_func|weights_norm|weights_scale|feed_forward_length|shared_feed_forward_length)", None),
     ("(ARCH|adapter|imatrix|clip|xielu|diffusion).*", ()),
-    ("*", None))  # llama.cpp reads no other keys; programs leave notes such as quantize.imatrix.file
+    ("*", None))  # llama.cpp reads no other keys; programs add notes such as quantize.imatrix.file
 
 
 def is_one_of(value, fine):
@@ -359,7 +359,7 @@ def check_unread(k):
 
 
 def check_layers(k, stored, layers, all_layers):
-    """Reject layers that neither the network nor the prediction of further tokens uses."""
+    """Reject layers that are neither part of the network nor predict further tokens."""
     blocks = (re.match(r"blk\.([0-9]{1,4})\.", name) for name in stored)
     for i in sorted({int(found[1]) for found in blocks if found}):
         if i >= all_layers:
@@ -369,7 +369,7 @@ def check_layers(k, stored, layers, all_layers):
                               f"of {all_layers} has no tensor nextn.eh_proj")
 
 
-# Dimensions of tensors (of the first layer with the tensor, axis) as products of keys.
+# (tensor, axis, keys): the dimension of the first such tensor is the product of the keys.
 DIMENSIONS = ((r"token_embd", 1, ("embedding_length",)),
               (r"blk\.0\.attn_q", 0, ("attention.head_count", "attention.key_length")),
               (r"blk\.0\.attn_k", 0, ("attention.head_count_kv", "attention.key_length")),
@@ -496,7 +496,7 @@ class Tokens:
         self.meta = {"tokenizer.kind": "none"}
 
     def check(self):
-        """Reject tokenisers that the engine lacks."""
+        """Reject unsupported tokenisers."""
         read = self.read
         if not is_one_of(self.model, ("gpt2",)):
             read.fail(f"tokenizer.ggml.model {short(self.model)} is not supported: expected 'gpt2' (byte-level BPE)")
@@ -518,14 +518,14 @@ class Tokens:
         return self.texts[i] if i is not None and i < len(self.texts) else None
 
     def retype(self, merges, pieces):
-        """Type tokens that the chat template spells, and named ones, as special if no merges can produce them."""
+        """Make tokens special if a key names them or the chat template spells them, unless merges can produce them."""
         made, named = {"".join(pair) for pair in merges}, [self.ids[name] for name in (*ENDS, "bos")]
         for i, text in enumerate(self.texts):
             if self.kinds[i] not in (CONTROL, USER) and len(text) > 1 and text not in made and (
                     i in named or any(text in piece for piece in pieces)):
                 self.kinds[i] = CONTROL
-                self.say(f"token {i}, {short(text)}, is typed as text, but names or spells a special token: using it "
-                         "as one")
+                self.say(f"token {i}, {short(text)}, is typed as text, but named by a key or spelled by the chat "
+                         "template: using it as a special token")
 
     def prompts(self, wanted):
         """Return the metadata of the chat template; `wanted` as in prompts.prompt_meta."""
@@ -558,7 +558,7 @@ class Tokens:
             self.begin()
 
     def begin(self):
-        """Let prompts begin with the bos token, as in llama.cpp."""
+        """Make prompts begin with the bos token, as in llama.cpp."""
         bos = self.text_of("bos")
         if bos is None:
             self.read.fail("tokenizer.ggml.add_bos_token is true, but bos_token_id is missing")

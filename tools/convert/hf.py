@@ -186,7 +186,7 @@ def stored_tensors(path, state):
 
 
 KINDS = (("model.safetensors", read_safetensors), ("pytorch_model.bin", read_torch))
-ELSEWHERE = (  # files of other programs, and what to do with them
+ELSEWHERE = (  # files of other programs, and advice
     (r".*\.gguf", "convert it with --from gguf"), (r".*\.npz|model\..*\.bin", "convert it with --from marian"),
     (r".*\.pt", "convert it with --from fairseq"),
     (r"tf_model\.h5|flax_model\.msgpack|rust_model\.ot|.*\.onnx", "load and save it with transformers in PyTorch"),
@@ -203,7 +203,7 @@ def no_weights(folder):
 
 
 def read_shards(folder, index, read, say):
-    """Return the tensors of all shards that an index lists. Like transformers, use tensors that it does not list."""
+    """Return the tensors of all shards in an index. Like transformers, also use tensors that it does not list."""
     weight_map, index = read_json(index).get("weight_map"), os.path.basename(index)
     if not isinstance(weight_map, dict) or not weight_map or not all(
             isinstance(file, str) and file and os.path.basename(file) == file for file in weight_map.values()):
@@ -233,7 +233,7 @@ def open_checkpoint(folder, say=lambda message: None):
     """Return the stored tensors of one file or of all shards, by name."""
     if os.path.exists(os.path.join(folder, "adapter_config.json")):
         raise FormatError(f"{folder} contains an adapter (adapter_config.json), which is not supported: merge it into "
-                          "the model, and save that")
+                          "the model first")
     for name, read in KINDS:
         path = os.path.join(folder, name)
         if os.path.exists(path):
@@ -290,14 +290,14 @@ class Config:
                               f"{' or '.join(map(repr, values))} is supported")
 
     def end(self, *ignored):
-        """Reject keys with a value that were not read and are in none of the tables `ignored`."""
+        """Reject keys that have a value, but were neither read nor listed in `ignored`."""
         for key, value in self.values.items():
             if value is not None and key not in self.asked and not any(key in table for table in ignored):
                 raise FormatError(f"{self.path}: unknown key {short(key)} with value {short(value)}: remove it if the "
                                   "model does not depend on it")
 
 
-# Keys of config.json that do not change translations: training, labels, types of computation, what is returned.
+# Keys of config.json that do not change translations: training, labels, data types, outputs.
 NO_EFFECT = set("""
     _name_or_path name_or_path _commit_hash transformers_version torch_dtype dtype use_bfloat16 tf_legacy_loss
     _attn_implementation attn_implementation _attn_implementation_autoset use_cache return_dict torchscript output_past
@@ -435,7 +435,7 @@ def suppressed_tokens(c, m, ends):
 
 
 def check_forced_start(c, tokens, say):
-    """Check the first token that `generate` forces: the language, which moe-translate's -t forces too."""
+    """Check that the first token forced by `generate` is a language, which moe-translate -t forces too."""
     forced = c.raw("forced_bos_token_id")
     if forced is None:
         return
@@ -511,7 +511,7 @@ def marian_positions(first, count, width):
 
 
 def check_positions(b, m):
-    """Reject learned positions in Marian's files, which may contain the computed table, rounded."""
+    """Reject learned positions. Marian's files may contain the computed table, rounded."""
     for name in ("encoder.embed_positions.weight", "decoder.embed_positions.weight"):
         at = 0
         for block in b.take(name, m.positions, m.width).read(4096) if name in b.stored else ():

@@ -7,10 +7,10 @@ M2M-100 sentencepiece.bpe.model splits texts, vocab.json maps pieces to ids; lan
 Marian  source.spm splits, target.spm joins, vocab.json maps the pieces of both to ids; with separate_vocabs vocab.json
         maps source pieces and target_vocab.json target pieces; language codes are entries >>xx<<
 
-SMaLL-100 has M2M-100's files, but its sources begin with the target language, and nothing is forced (tokenizer_class).
-If these files are missing, the model accepts ids only, and a note says so. Settings that would make transformers split
-texts differently than the engine are rejected by name: NLLB's legacy_behaviour, plain added tokens, sampling, other
-classes and special tokens, unknown keys.
+SMaLL-100 (by tokenizer_class) has M2M-100's files, but its sources begin with the target language, and no token is
+forced. If the files are missing, the model accepts ids only, and a note says so. Settings that would make transformers
+split texts differently from the engine are rejected by name: NLLB's legacy_behaviour, plain added tokens, sampling,
+other classes and special tokens, unknown keys.
 """
 import os
 import re
@@ -128,7 +128,7 @@ def added_ids(values):
 
 
 def tokeniser_files(folder):
-    """Yield (name, tokens that the file adds, with ids) of the files that add tokens, in transformers' order."""
+    """Yield (file name, {added token: id or None}) in transformers' order."""
     for name in "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json":
         yield name, added_ids(read_file(folder, name))
     added = read_file(folder, "added_tokens.json")
@@ -167,7 +167,7 @@ def nllb_meta(folder, m, path):
 
 
 def m2m_languages(folder, m, first):
-    """Return {language code: id or None}: transformers numbers the table that language_codes names."""
+    """Return {language code: id or None}. Like transformers, number the table that language_codes names."""
     path, name = os.path.join(folder, CONFIG), read_file(folder, CONFIG).get("language_codes") or "m2m100"
     if not isinstance(name, str) or name not in CODES:
         raise FormatError(f"{path}: language_codes {short(name)} is not supported: expected {', '.join(CODES)}")

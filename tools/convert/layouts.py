@@ -1,4 +1,4 @@
-"""Guess the layout of a checkpoint for convert.py --from, or say what else a path is.
+"""Guess the layout of a checkpoint for convert.py --from, or explain what a path is instead.
 
     layout, path = guess(path)     `path` as the reader of the layout expects it
 """
@@ -27,18 +27,18 @@ LAYOUTS = {
     "marian": "Marian: the folder of a Firefox, Bergamot or OPUS-MT model, or its .bin or .npz",
     "gguf": f"llama.cpp: a GGUF file, or any part of a split one, of architecture {', '.join(gguf_file.FAMILIES)}"}
 MARIAN = r".*\.npz(\.gz|\.zst)?|.*\.intgemm.*\.bin(\.gz|\.zst)?|.*vocab.*\.(spm|yml)|decoder\.yml|lex\..*"
-# What a folder contains: a file's name and the layout; the first row that fits is taken.
+# File names that identify the layout of a folder; the first match counts.
 FOLDERS = ((r"config\.json", "hf"), (r".*\.gguf", "gguf"), (MARIAN, "marian"))
 WEIGHTS = r"(model.*\.safetensors|pytorch_model.*\.bin)(\.index\.json)?"
-# Files that are part of a folder: a file's name, and a description.
-PARTS = ((WEIGHTS, "weights of a model in Hugging Face's layout"),
+# File names that are only part of a checkpoint, with descriptions.
+PARTS = ((WEIGHTS, "a weights file of a model in Hugging Face's layout"),
          (r".*config.*\.json|tokenizer.*\.json|special_tokens_map\.json|.*\.jinja|hy\.tiktoken|vocab\.json|merges\.txt",
-          "a configuration or tokeniser of a model in Hugging Face's layout"),
-         (r".*\.ya?ml|.*\.spm|lex\..*", "a configuration, vocabulary or list of a Marian model"))
+          "a configuration or tokeniser file of a model in Hugging Face's layout"),
+         (r".*\.ya?ml|.*\.spm|lex\..*", "a configuration, vocabulary or shortlist file of a Marian model"))
 
 
 def whole(path):
-    """Return the folder that a path is in, for messages."""
+    """Return the folder of a path, for messages."""
     return os.path.dirname(path) or "."
 
 
@@ -90,7 +90,7 @@ def of_file(path):
         if re.fullmatch(pattern, name):
             raise FormatError(f"{path} is {what}: name its folder, {whole(path)}")
     if head.startswith(moefile.MAGIC):
-        raise FormatError(f"{path} is a model file already: nothing to convert")
+        raise FormatError(f"{path} is already a model file and needs no conversion")
     if head.startswith(gguf_file.MAGIC):
         return "gguf"
     if name.endswith(".index"):

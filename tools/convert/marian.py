@@ -428,7 +428,7 @@ DECODER_IGNORED = (r"relative-paths|models|vocabs|mini-batch.*|maxi-batch.*|work
 
 
 def decoder_meta(o, say):
-    """Return (decode.* metadata, whether <unk> is allowed); `o` is None if there is no settings file."""
+    """Return (decode.* metadata, whether <unk> is allowed); `o` is None without a settings file."""
     meta = {"decode.rules": "marian", "decode.length_constant": 0.0, "decode.max_len_offset": 0}
     if o is None:
         say("no decoder.yml or config*.yml: using beam 1, normalize 1 and factor 2, as in Firefox")
@@ -441,7 +441,7 @@ def decoder_meta(o, say):
         raise FormatError(f"{o.where}: word-penalty {penalty:g} is supported only with normalize 1, not "
                           f"{meta['decode.length_penalty']:g}: set it to 0, and compare translations")
     if penalty:  # (sum - penalty * length) / length: the same order of hypotheses
-        say(f"word-penalty {penalty:g} is left out: with normalize 1 it only lowers all scores by {penalty:g}")
+        say(f"ignoring word-penalty {penalty:g}: with normalize 1 it only lowers all scores by {penalty:g}")
     if o.texts("weights") not in ([], ["1"], ["1.0"]) or len(o.texts("models")) > 1:
         raise FormatError(f"{o.where}: ensembles are not supported")
     unknown = o.flag("allow-unk")

@@ -33,7 +33,7 @@ TALKS = "u", "su", "uauau", "suau"  # u: user, s: system, a: assistant
 ROLES = {"s": "system", "u": "user", "a": "assistant"}
 TOKENS = "bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"
 WITHOUT = "; or use --prompts none"
-# Special tokens of transformers' classes if the files name none, and the classes of families.
+# Default special tokens of transformers' classes, and the default classes of families.
 END = "<|endoftext|>"
 CLASS_TOKENS = {"GPT2Tokenizer": {"bos_token": END, "eos_token": END, "unk_token": END},
                 "Qwen2Tokenizer": {"eos_token": END, "pad_token": END, "unk_token": END},
@@ -46,7 +46,7 @@ def data():
 
 
 def render(template, values, where):
-    """Return (texts, dates) of the template for each of TALKS, once with each of MARKS as the messages' content."""
+    """Render the template for each of TALKS, with each of MARKS as the messages' content. Return (texts, dates)."""
     talks = [[{"role": ROLES[role], "content": mark.format(i)} for i, role in enumerate(talk)]
              for talk in TALKS for mark in MARKS]
     request = json.dumps({"template": template, "values": values, "talks": talks, "needed": len(MARKS)})
@@ -142,7 +142,7 @@ def meta_of(template, tokens, family, name, where, wanted=None, say=lambda messa
 
 
 def template_of(path, about, folder):
-    """Return (template, path) of a folder, or (None, None) if there is no template."""
+    """Return (template, path) of a folder, or (None, None) without a template."""
     alone = os.path.join(folder, "chat_template.jinja")
     if os.path.exists(alone):
         try:

@@ -23,14 +23,14 @@
 static const char *program_name = "moe";
 static int closed[3]; /* 1 for standard streams that were closed at startup */
 
-/* Replace a page that is missing because a mapped model file was truncated by zeros. The step ends, and then the engine
- * reports that the file has changed. */
+/* If a mapped model file was truncated, map zeros in place of the missing page. The engine reports the change after the
+ * step. */
 static void on_missing_page(int number, siginfo_t *info, void *context) {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)info->si_addr / page * page;
     (void)context;
     if (info->si_code != BUS_ADRERR ||
         mmap((void *)at, page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
-        signal(number, SIG_DFL); /* the access is repeated and ends the program */
+        signal(number, SIG_DFL); /* the repeated access ends the program */
 }
 
 int program_begin(const char *name) {

@@ -344,7 +344,7 @@ static void line_free(program_line *x) {
     free(x);
 }
 
-/* A message, and the number of parts that have it. */
+/* A message and the number of parts with it. */
 typedef struct told {
     size_t at, parts;
 } told;

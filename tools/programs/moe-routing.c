@@ -1035,7 +1035,7 @@ static void put_cell(text_bytes *out, const char *data) {
     text_bytes_free(&clean);
 }
 
-/* Write the shares of an expert in the weights of each language; a language that does not use the layer has none. */
+/* Write an expert's share of each language's weights, or nothing if the language does not use the layer. */
 static void put_shares(const routing *r, const layer *l, size_t expert, text_bytes *out) {
     for (size_t i = 0; i < r->n_languages; i++) {
         const use *u = i < l->uses_capacity && l->uses[i].tokens ? &l->uses[i] : NULL;

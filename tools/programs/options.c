@@ -277,7 +277,7 @@ static char *trimmed(char *text) {
     return text;
 }
 
-/* Set the option on a line. */
+/* Set the option named on a line. */
 static int take_line(table *t, char *line, void *options) {
     char *equals = strchr(line, '='), *name, *value;
     line = trimmed(line);
@@ -286,7 +286,7 @@ static int take_line(table *t, char *line, void *options) {
     name = trimmed(line), value = equals ? trimmed(equals + 1) : NULL;
     const size_t i = find(t, name, strlen(name));
     if (!*name) return option_refuse(t->program, "missing name: expected NAME = VALUE");
-    if (strcmp(name, "config") == 0) return option_refuse(t->program, "a file of options cannot name another");
+    if (strcmp(name, "config") == 0) return option_refuse(t->program, "an option file cannot include another");
     if (i >= t->n - 2) return unknown_option(t, name);
     const int flag = !t->rows[i].argument, off = value && strcmp(value, "0") == 0;
     if (flag && value && !off && strcmp(value, "1") != 0)
@@ -322,7 +322,7 @@ static int take_file(table *t, option_file *file, void *options) {
         text = end ? end + 1 : NULL;
         const int status = take_line(t, line, options);
         if (status < 0) continue;
-        fprintf(stderr, "%s: the error is in line %zu of %s\n", t->program->name, number, file->path);
+        fprintf(stderr, "%s: see line %zu of %s\n", t->program->name, number, file->path);
         return status;
     }
     const int status = check(t);
@@ -330,7 +330,7 @@ static int take_file(table *t, option_file *file, void *options) {
     return status;
 }
 
-/* Find the file in the command line and read it before other options. */
+/* Find the --config file on the command line and read it before the other options. */
 static int take_config(table *t, int argc, char **argv, const char *letters, const struct option *known,
                        void *options) {
     option_file *file = (void *)((char *)options + t->program->config - 1);

@@ -27,16 +27,16 @@ typedef struct option_program {
     const char *required;          /* names of required options, such as "model output" */
     const char *const *exclusions; /* "ids json stats": the first option excludes the others; NULL-terminated */
     int least, most;               /* minimum and maximum number of arguments that are not options */
-    size_t config;                 /* offset of an option_file for the option `config`, plus 1; 0 if there is none */
+    size_t config;                 /* offset of an option_file for the option `config`, plus 1; 0 if absent */
     const char *(*version)(void);  /* text that --version prints after the name; NULL for the engine's version */
 } option_program;
 
-/* A file of options: lines NAME = VALUE, empty lines, and comments after #. Options on the command line replace those
- * of the file, or add to them if they may be repeated. */
+/* An option file: lines NAME = VALUE, empty lines, and lines of comments (#). Options on the command line replace those
+ * in the file, or add to them if repeatable. */
 typedef struct option_file {
     const char *path;
     char *text; /* owned by the caller; other options may point into it */
-    int done;   /* 1 after the file was read */
+    int done;   /* 1 after the file has been read */
 } option_file;
 
 /* Initialise the row lists and exclusions of an option_program. The program's own rows are named `own_rows`. */

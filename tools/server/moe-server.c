@@ -135,7 +135,7 @@ static const option_row own_rows[] = {
       "limit the translator's memory, e.g. 512M: fail if more is needed, otherwise allocate it at startup",
       .more = ". Mapped models and requests do not count", .group = GROUP_MODEL, .kind = ROW_CALL,
       .take = add_setting },
-    { "threads", "N", "number of translation threads (default: one per processor)", .group = GROUP_MODEL,
+    { "threads", "N", "number of translation threads (default: one per available processor)", .group = GROUP_MODEL,
       .kind = ROW_CALL, .take = add_setting },
     { "set", "NAME=VALUE", "set a moe-translate option, e.g. beam=4, rerank=0, batch=64; may be repeated",
       .group = "Translation", .kind = ROW_CALL, .take = add_setting, .repeated = 1 },
@@ -156,7 +156,7 @@ static const option_row own_rows[] = {
     { "allow-origin", "URL",
       "accept requests from web pages with this origin; * accepts all (default: only the server's page)",
       .more = "; may be repeated", .group = "Network", .kind = ROW_CALL, .take = add_origin, .repeated = 1 },
-    { "server-name", "NAME", "accept requests whose Host header has this name; * accepts all names; may be repeated",
+    { "server-name", "NAME", "accept requests with this name in the Host header; * accepts all names; may be repeated",
       .more = ". Names without dots, such as localhost, and addresses are always accepted (from this machine, loopback "
               "addresses only). Without this option, other machines may use any name",
       .group = "Network", .kind = ROW_CALL, .take = add_name, .repeated = 1 },

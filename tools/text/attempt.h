@@ -18,7 +18,7 @@ typedef enum text_step {
     TEXT_FIRST,         /* before the first attempt */
     TEXT_PHRASE,        /* translate the next phrase between a pair of tags, or the whole text after the last phrase */
     TEXT_RESUME,        /* continue before the repetition, with a repetition penalty */
-    TEXT_GIVE_MORE,     /* give the model one more token of the translation's given beginning */
+    TEXT_GIVE_MORE,     /* give the model one more token of the target prefix */
     TEXT_LOOK_UP_TERM,  /* translate the next missing term by itself, to find the model's word for it */
     TEXT_BIND_TERMS,    /* constrain the search to the terms of the glossary */
     TEXT_REPLACE_TERMS, /* replace the terms by placeholders */
@@ -56,7 +56,7 @@ enum {
     TEXT_FIGURE_LOST = 1 << 14,     /* a number is missing, doubled or extended */
     TEXT_BRACKET_LOST = 1 << 15,    /* a bracket, quotation mark or other sign is missing or added */
     TEXT_TERM_BESIDE = 1 << 16,     /* the model's own word is still next to a term */
-    TEXT_BEGINNING_LOST = 1 << 17,  /* the translation does not start with the given beginning */
+    TEXT_BEGINNING_LOST = 1 << 17,  /* the translation does not start with the target prefix */
     TEXT_REASONS = 18,              /* number of reasons */
     TEXT_LOST = TEXT_PLACEHOLDER_LOST | TEXT_PART_LOST | TEXT_WORD_LOST | TEXT_FIGURE_LOST |
                 TEXT_BRACKET_LOST /* reasons of text_job_lost */
@@ -75,7 +75,7 @@ typedef struct text_attempt {
     int phrases;                          /* number of phrases translated so far */
     int looked;                           /* number of missing terms translated so far */
     int resumed;                          /* number of consecutive TEXT_RESUME steps */
-    size_t held;                          /* last tokens of the given beginning that the model does not get */
+    size_t held;                          /* number of last tokens of the target prefix withheld from the model */
     text_terms terms;                     /* treatment of glossary terms */
     int placeholders;                     /* kind of placeholders (text_guard_begin) */
     int other_kind;                       /* 1 after TEXT_PLACEHOLDERS */

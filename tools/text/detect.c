@@ -15,7 +15,7 @@
 enum { ENOUGH = 1000, SHORT = 24 }; /* maximum number of bytes to examine; bytes of a text that is long enough */
 
 /* Bytes that libexttextcat allocates to open a fingerprint and to classify a text, rounded up. It does not check its
- * allocations, so this much memory is reserved, and released right before the call. */
+ * allocations, so reserve the memory and release it right before the call. */
 enum { OPENING = 16 << 10, CLASSIFYING = 512 << 10 };
 
 static const char *const folders[] = { "/usr/share/libexttextcat/", "/usr/local/share/libexttextcat/",

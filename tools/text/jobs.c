@@ -120,13 +120,13 @@ static moe_status prepare_source(const text_front *front, text_job *job, moe_err
     return status;
 }
 
-/* A given beginning can end within a word, whose tokens then differ from those of the whole word. The first attempt
- * does not give the model the tokens of the last word, at most MOST_HELD; the next ones give it one more each, until
- * the translation starts with the beginning. If it starts with all of the beginning's tokens, they are given. A space
- * at the end shows that the last word is whole. */
+/* A target prefix can end within a word, with other tokens than the whole word. The first attempt
+ * withholds the tokens of the last word (at most MOST_HELD) from the model; each further attempt gives it one more,
+ * until the translation starts with the prefix. If it starts with all tokens of the prefix, the next attempt gives all
+ * of them. A space at the end marks the last word as complete. */
 enum { MOST_HELD = 4 };
 
-/* Set the number of tokens that the first attempt holds back. */
+/* Set the number of tokens that the first attempt withholds. */
 static moe_status hold_word(const text_front *targets, text_job *job, moe_error *error) {
     const char *text = job->target.data;
     const size_t length = job->target.length, n = job->target_ids.length;
@@ -149,7 +149,7 @@ int text_job_begins(const text_job *job, const char *text, size_t length) {
     return !job->attempt.held || (length >= given.length && memcmp(text, given.data, given.length) == 0);
 }
 
-/* Check whether a translation, made without the last tokens of its beginning, starts with the beginning. */
+/* Check whether a translation made without the last tokens of its target prefix starts with the prefix. */
 static moe_status judge_beginning(const text_front *front, text_job *job, const moe_result *result, text_verdict *v,
                                   moe_error *error) {
     const moe_hypothesis *h = result->n_hypotheses ? result->hypotheses : NULL;

@@ -26,7 +26,7 @@ typedef struct text_options {
     int ids, pretokenized;          /* 1 if texts are token ids; 1 if they are pieces of the model's vocabulary */
     int target_ids, target_pieces;  /* 1 if targets and translations are token ids; 1 if they are pieces */
     int pairs;                      /* 1 if lines have a target (text_line.given) */
-    int begins;                     /* 1 if the target is the beginning of the translation */
+    int begins;                     /* 1 if the target is a prefix of the translation */
     int truncate;                   /* truncate a text that is too long or damaged instead of rejecting the line */
     const struct text_rules *rules; /* protected spans and terms (protect.h); NULL if nothing is protected */
     int variants;                   /* try each text_variant of short texts without a final punctuation mark */
@@ -66,7 +66,7 @@ typedef struct text_job {
     const moe_hypothesis *written_of;
     int32_t language, from; /* (prompted) tags of the request */
     int capitals;           /* 1 if the source is in capitals, so the translation must be in capitals */
-    int title;              /* 1 if the source is a title, whose words are encoded in lower case */
+    int title;              /* 1 if the source is a title; its words are encoded in lower case */
     int of_capitals;        /* 1 if the job is part of a text in capitals */
     int divided;            /* 1 if the job is a half of a text */
     int divisible;          /* 1 to halve the job if it cannot be translated as a whole */
@@ -113,7 +113,7 @@ moe_status text_job_divide(const text_front *front, text_job *job, text_job *sec
  * brackets. */
 moe_status text_job_lost(const text_front *front, text_job *job, const moe_hypothesis *h, text_verdict *verdict,
                          moe_error *error);
-/* Return 1 if a translation starts with the given beginning, or if the model had to start with all of its tokens. */
+/* Return 1 if a translation starts with the target prefix, or all tokens of the prefix were given to the model. */
 int text_job_begins(const text_job *job, const char *text, size_t length);
 /* Append a translation in the form that the options set: pieces, ids, or text with protected spans and capitals
  * restored. */

@@ -634,7 +634,7 @@ static moe_status add_logprobs(hypothesis *h, const float *logprobs, size_t n, m
     return text_add(&h->logprobs, &h->sums.n_logprobs, &h->logprob_capacity, logprobs, n, sizeof *logprobs, error);
 }
 
-/* Return 1 if the last hypothesis of a part has the text of a better one, or not the given beginning. */
+/* Return 1 if the last hypothesis of a part repeats the text of a better one or lacks the target prefix. */
 static int is_unwanted(const moetext *t, const part *p) {
     const text_bytes *last = &p->found.each[p->found.n - 1].text;
     int unwanted = !text_job_begins(&p->job, last->data ? last->data : "", last->length);
@@ -646,7 +646,7 @@ static int is_unwanted(const moetext *t, const part *p) {
     return unwanted && p->found.n > 1;
 }
 
-/* Keep up to `nbest` hypotheses of a result, with different texts: different tokens can have the same text. */
+/* Keep up to `nbest` hypotheses of a result with distinct texts: different tokens can have the same text. */
 static moe_status part_keep(const moetext *t, part *p, const moe_result *result, moe_error *error) {
     moe_status status = MOE_OK;
     for (size_t k = 0; !status && k < result->n_hypotheses && p->found.n < t->nbest; k++) {
@@ -1172,7 +1172,7 @@ static void part_done(moetext *t, part *p) {
 
 static moetext *translator_of(text_stream *stream) { return (moetext *)(void *)stream; }
 
-static const char AUTO[] = "auto"; /* stands for a source language that must be detected */
+static const char AUTO[] = "auto"; /* represents a source language that must be detected */
 
 /* Set the tags of a text's languages. The default languages are those of the options. The source language is detected
  * only for models that need it; the other models are trained without it. */
@@ -1343,7 +1343,7 @@ static text_job *stream_add(text_stream *stream, const text_line *line, int more
     moetext *t = translator_of(stream);
     unit *u = t->unit;
     part *p = part_new(t, u, u->last);
-    if (!p) { /* end the text, whose other parts may be in progress */
+    if (!p) { /* end the text; other parts may be in progress */
         u->lost = 1;
         unit_close(t, u);
         if (!u->first) deliver(t, u);

@@ -79,9 +79,9 @@ moe_status moetext_default_model(char *path, size_t size, moe_error *error);
  * MOE_ERROR_UNSUPPORTED (a model of another kind, or without a tokeniser, which only form=ids and form=pieces allow).
  */
 moe_status moetext_model_open(const char *path, const char *options, moetext_model **out, moe_error *error);
-/* Open a model that is not at a path of its own: a part of a file, a descriptor, memory, or bytes that a callback reads
- * (moe_source in moe.h). Messages of errors begin with its name. With the option copy=1, its bytes need no alignment
- * and are not needed after the call. */
+/* Open a model from a file, part of a file, memory or a callback: moe_source in moe.h describes these sources. Error
+ * messages begin with the source's name. With the option copy=1, its bytes need no alignment and are not used after the
+ * call. */
 moe_status moetext_model_open_source_sized(const moe_source *source, size_t size, const char *options,
                                            moetext_model **out, moe_error *error);
 static inline moe_status moetext_model_open_source(const moe_source *source, const char *options, moetext_model **out,
@@ -90,8 +90,8 @@ static inline moe_status moetext_model_open_source(const moe_source *source, con
 }
 void moetext_model_close(moetext_model *model); /* may be NULL; translators remain usable */
 
-/* Open several models as one. `paths` are model files, or folders, from which all translation models whose names end in
- * .bin are used. A text is translated by the first file that has its pair of languages, or else by two files with a
+/* Open several models as one. `paths` are model files, or folders, from which all translation models with names ending
+ * in .bin are used. A text is translated by the first file that has its pair of languages, or else by two files with a
  * language between them, English if possible, like two translators connected by a pipe. The languages of a file are the
  * lists languages.sources and languages.targets in its metadata, else its languages in all pairs, else those in its
  * name: opus-mt-en-de.bin.
@@ -175,10 +175,10 @@ typedef struct moetext_detector moetext_detector; /* one thread at a time may us
 moe_status moetext_detector_new(const moetext_model *model, moetext_detector **out, moe_error *error);
 void moetext_detector_free(moetext_detector *detector); /* may be NULL */
 
-/* Return the index of the language of `text`, -1 if it has no letters, or -2 if memory runs out. Only the first 1000
- * bytes are used. `confidences` (may be NULL) has an element per language of the model. They are probabilities if all
- * languages have word lists; otherwise 0, except for the likeliest language, which gets its distance from the next one,
- * 0 to 1. */
+/* Return the index of the language of `text`, -1 if it has no letters, or -2 if out of memory. Only the first 1000
+ * bytes are used. `confidences` (may be NULL) has an element per language of the model. If all languages have word
+ * lists, they are probabilities; otherwise 0, except for the likeliest language, which gets its distance from the next
+ * one (0 to 1). */
 ptrdiff_t moetext_detect(moetext_detector *detector, const char *text, size_t length, float *confidences);
 
 /* ---- Translator ---------------------------------------------------------------------------------------- */

@@ -211,8 +211,8 @@ const char *text_file_error(const char *file, const moe_error *error, char *out,
     return out;
 }
 
-/* Model files of other programs: a part of the name, the layout and options of convert.py, 1 if the model is a folder,
- * and bytes that the file begins with. */
+/* Model files of other programs: part of the name, layout and options for convert.py, 1 if the model is a folder, and
+ * the file's first bytes. */
 static const struct {
     const char *part, *layout, *type;
     int folder;
@@ -226,7 +226,7 @@ static const struct {
                 { ".gguf", "gguf", "", 0, { "GGUF", 4 } } };
 enum { FOREIGN = sizeof foreign / sizeof *foreign, GGUF = FOREIGN - 1, BEGIN = 1 << 16 };
 
-/* What the converter supports: keys of config.json or of a GGUF file, and their values, separated by spaces.
+/* Keys of config.json or of a GGUF file, and the values that the converter supports, separated by spaces.
  * tests/convert/test_layouts.py compares them with the converter's. */
 static const struct {
     const char *layout, *key, *values;
@@ -258,7 +258,7 @@ static size_t foreign_in(DIR *dir, text_bytes *name) {
     return found;
 }
 
-/* Read the first bytes of a regular file; return their number, 0 on failure. */
+/* Read the first bytes of a regular file. Return their number, or 0 on failure. */
 static size_t read_begin(const char *folder, size_t length, const char *name, char *out) {
     text_bytes path = { 0 };
     text_append(&path, folder, length);
@@ -285,7 +285,7 @@ static moe_span gguf_value(moe_span data, const char *key) {
     return (moe_span){ NULL, 0 };
 }
 
-/* Return the text of a key of the outermost object of JSON, which may be cut. */
+/* Return the text of a key of the outermost JSON object, which may be truncated. */
 static moe_span json_value(moe_span data, const char *key) {
     const size_t length = strlen(key);
     int depth = 0, named = 0;
@@ -312,11 +312,12 @@ static void say(moe_error *error, const char *format, ...) {
     va_end(arguments);
 }
 
-/* Return 1 if the converter supports a model, given the beginning of its file or of config.json; otherwise say why. */
+/* Return 1 if the converter supports a model, given the start of its file or config.json. Otherwise append the reason.
+ */
 static int can_convert(size_t row, moe_span data, moe_error *error) {
     const moe_span begin = foreign[row].begin;
     if (data.length < begin.length || memcmp(data.data, begin.data, begin.length) != 0)
-        return say(error, "; it does not start like a %s file: truncated or damaged", foreign[row].part), 0;
+        return say(error, "; not a valid %s file: truncated or damaged", foreign[row].part), 0;
     for (size_t i = 0; i < SUPPORTED; i++) {
         const char *key = supported[i].key;
         if (strcmp(supported[i].layout, foreign[row].layout) != 0) continue;
@@ -333,7 +334,7 @@ static int can_convert(size_t row, moe_span data, moe_error *error) {
     return 1;
 }
 
-/* Append the command that converts a file, or a file in a folder, of row `found`. */
+/* Append the command that converts a file, or a file in a folder, that matches row `found`. */
 static void say_command(size_t found, const char *path, size_t length, const char *file, moe_error *error) {
     static const char form[] = "; convert it first: tools/convert/convert.py --from %s %.*s%s%s -o model.bin%s";
     const char *type = foreign[found].type, *joint = *file && path[length - 1] != '/' ? "/" : "";

@@ -4,9 +4,9 @@
 
 #include "tools/text/text.h"
 
-/* Put the name of a file before an error's message, unless it is there. Return the status. */
+/* Prefix an error message with the file's name, unless it is already there. Return the status. */
 moe_status text_name_error(const char *file, moe_status status, moe_error *error);
-/* Return a message without the name of the file before it. */
+/* Return a message without the file's name at its start. */
 const char *text_without_file(const char *file, const char *message);
 /* Format an error as "FILE: WHERE: MESSAGE", or without "FILE: " if `file` is NULL. Copy I/O errors unchanged. */
 const char *text_file_error(const char *file, const moe_error *error, char *out, size_t size);

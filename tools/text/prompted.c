@@ -187,7 +187,7 @@ static moe_status judge_nothing(const text_front *front, text_suspicions *doubts
     return MOE_OK;
 }
 
-/* Append an answer with its line breaks, without the bytes of a character that it did not complete. */
+/* Append an answer with its line breaks, but without an incomplete last character. */
 static moe_status write_answer(const text_front *front, const text_job *job, int shout, const moe_hypothesis *h,
                                text_bytes *out, int *sound, moe_error *error) {
     bpe_stream stream = { 0 };

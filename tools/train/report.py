@@ -77,8 +77,8 @@ def plot(series, x_title, y_title, linear=False):
 
 
 def curve(path, x_name, y_names):
-    """Return {column: list of (x, [y])} of a curve.csv. y_names: None for all losses, else perplexity. x continues where
-    it falls, since each run counts from 0."""
+    """Return {column: list of (x, [y])} of a curve.csv. y_names: None selects all losses and perplexity. Where x falls,
+    another run begins at 0: add the previous x."""
     if path.is_dir():
         path /= "curve.csv"
     with open(path, encoding="utf-8", newline="") as file:

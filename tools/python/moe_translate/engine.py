@@ -39,12 +39,12 @@ def lib():
     return _lib
 
 
-# Objects whose locks a forked child must replace: the thread that holds a lock does not exist in the child.
+# Objects with locks that a forked child must replace: the thread that holds a lock does not exist in the child.
 _locking: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def register_for_fork(one):
-    """Register an object whose _forked() is called in the child of every fork."""
+    """Register an object: its _forked() is called in the child of every fork."""
     _locking.add(one)
 
 
@@ -65,7 +65,7 @@ def failure(code, error):
 
 
 def checked_call(function, *arguments):
-    """Call a function of the library whose last argument is a moe_error, and raise the error."""
+    """Call a library function with a moe_error as its last argument, and raise the error."""
     error = c.Error()
     code = getattr(lib(), function)(*arguments, ctypes.byref(error))
     if code != c.OK:
@@ -74,7 +74,7 @@ def checked_call(function, *arguments):
 
 FORKED = "this Translator was created before fork(): create one in the child"
 def no_text(value, row=None):
-    """Return the TypeError for a value that is not a text. row: its position in the caller's list, for the message."""
+    """Return the TypeError for a value that is not a text. row: its index in the caller's list, for the message."""
     hint = ": decode it first, as in data.decode('utf-8')" if isinstance(value, (bytes, bytearray, memoryview)) else ""
     return TypeError(f"{'' if row is None else f'row {row}: '}a text must be a str, not {type(value).__name__}{hint}")
 

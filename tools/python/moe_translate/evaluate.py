@@ -12,12 +12,12 @@ REFERENCE, SOURCE = ("reference", "ref"), ("source", "src")
 HEADING = re.compile(r"(?i:ref(erence)?|source|src|target|translation|hyp(othesis)?|system.{0,9})|[a-z]{2,3}(_[A-Za-z]+)?")
 DESCRIPTION = """Print BLEU and chrF of translations, and their sacreBLEU signatures.
 REFERENCE and TRANSLATIONs have one text per line; - is standard input. TABLE is
-a TSV file with a reference and translations; a first row with names of columns,
-such as source, reference, moe or de, is recognised. With two columns the first
-one is the reference, unless the other one is named reference or ref; with more
-columns, all but source and reference are translations."""
-NOTES = """With several translations, p is the probability that chance alone explains the
-BLEU difference from the first one (approximate randomisation, 1,000 trials).
+a TSV file with a reference and translations; a first row with column names, such
+as source, reference, moe or de, is recognised. Of two columns, the first is the
+reference unless the second is named reference or ref; of more columns, all
+except source and reference are translations."""
+NOTES = """With several translations, p is the probability that a BLEU difference from the
+first one this large arises by chance (approximate randomisation, 1,000 trials).
 
 Exit status: 0 done, 2 usage error, 3 missing Python package, 4 input error.
 
@@ -37,12 +37,12 @@ def parser_of():
                     description=DESCRIPTION, epilog=NOTES, formatter_class=Help, add_help=False)
     parser.add_argument("files", nargs="+", metavar="FILE", help=argparse.SUPPRESS)
     table = parser.add_argument_group("Table")
-    table.add_argument("-r", "--reference", metavar="COLUMN", help="column of the reference, a name or number from 1")
+    table.add_argument("-r", "--reference", metavar="COLUMN", help="name of the reference column, or its number from 1")
     table.add_argument("-c", "--columns", metavar="LIST", help="columns of translations, e.g. moe,other or 3,4")
     scores = parser.add_argument_group("Scores")
-    scores.add_argument("-t", "--target", metavar="LANG", help="language of the translations, to split zh, ja and ko")
+    scores.add_argument("-t", "--target", metavar="LANG", help="target language: selects the tokeniser for zh, ja, ko")
     scores.add_argument("--word-order", metavar="N", type=int, default=0, choices=range(3),
-                        help="words per n-gram of chrF; 2: chrF++ (default: 0)")
+                        help="word n-gram order of chrF; 2 for chrF++ (default: 0)")
     scores.add_argument("--lower-case", action="store_true", help="ignore case")
     other = parser.add_argument_group("Other")
     other.add_argument("--json", action="store_true", help="print one JSON object")
@@ -91,7 +91,7 @@ def table_of(path, reference, columns):
     number = index_of(reference, names, width, path) if reference else next(
         (names.index(name) for name in REFERENCE if name in names), 0 if width == 2 else None)
     if number is None:
-        fail(2, f"{path} has {width} columns: name that of the reference with -r NAME, or -r N")
+        fail(2, f"{path} has {width} columns: select the reference with -r NAME or -r N")
     chosen = [index_of(column.strip(), names, width, path) for column in columns.split(",")] if columns else [
         i for i in range(width) if i != number and not (names and names[i] in SOURCE)]
     for line, row in enumerate(rows, 1):

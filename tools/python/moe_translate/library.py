@@ -163,8 +163,8 @@ FUNCTIONS = {  # name: (result type, argument types)
 
 
 def candidates():
-    """Return possible paths of the library: MOE_LIBRARY, else those in this package and its repository, else the
-    system's, which never replaces a library of the package that cannot be loaded."""
+    """Return candidate paths of the library: MOE_LIBRARY, else those in this package and its repository, else the
+    system's. The system's library does not replace the package's if that cannot be loaded."""
     here = pathlib.Path(__file__).resolve().parent
     if os.environ.get("MOE_LIBRARY"):
         return [os.environ["MOE_LIBRARY"]]

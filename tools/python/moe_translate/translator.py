@@ -102,7 +102,7 @@ def version() -> str:
 
 @contextlib.contextmanager
 def _glossary(terms):
-    """Yield the path to a file with these terms, or None if there are no terms."""
+    """Yield the path to a file with these terms, or None without terms."""
     if terms is None or isinstance(terms, (str, os.PathLike)):
         yield None if terms is None else os.fspath(terms)
         return
@@ -479,7 +479,7 @@ class Translator:
 
     Any number of threads, tasks and loops may use a Translator at once: their texts are decoded together, which does
     not change translations. target, source and options of a call (those of CallOptions) override the translator's. Calls
-    with the same options share a session, which takes as much memory as the translator's; the last four are kept."""
+    with the same options share a session, which needs the same memory as the translator's; the last four are kept."""
 
     def __init__(self, model: "str | os.PathLike[str] | Model | None" = None,
                  glossary: "str | os.PathLike[str] | Mapping[str, str] | None" = None, models: "Paths | None" = None,
@@ -550,10 +550,10 @@ class Translator:
         and pandas' NA become None.
 
         errors: "raise" a TextError for the first text that cannot be translated, or return "" for such texts ("empty").
-        prefix: the first words of the translation, or of each one; such a text must be one line, and nothing in it is
-        protected. glossary: terms for this call, instead of the translator's. format: "html" translates pages and keeps
-        their markup; with errors="empty", text that cannot be translated remains in the source language. progress:
-        called with the number of texts finished since its last call, e.g. tqdm's update. options: those of
+        prefix: the beginning of the translation, or of each; texts with a prefix must be single lines, and nothing in
+        them is protected. glossary: terms for this call, instead of the translator's. format: "html" translates pages
+        and keeps their markup; with errors="empty", text that cannot be translated remains in the source language.
+        progress: called with the number of texts finished since its last call, e.g. tqdm's update. options: those of
         CallOptions, e.g. beam=1."""
         if format == "html" and prefix is None:
             if progress:
@@ -702,8 +702,8 @@ class Translator:
     def results(self, texts: Iterable[Cell], target: "str | None" = None, source: "str | None" = None,
                 ahead: int = 1000, prefix: "Iterable[str] | None" = None, glossary: Terms = None,
                 **options: "Unpack[CallOptions]") -> "Iterator[Result] | Iterator[Result | None]":
-        """Yield a Result for each text, in order, while another thread reads `texts`; None for None and NaN. At most
-        `ahead` texts are in flight, so memory does not grow with their total. prefix: the first words of each
+        """Yield a Result for each text, in order, while another thread reads `texts`, or None for None and NaN. At most
+        `ahead` texts are in flight, so memory does not grow with their total. prefix: the beginning of each
         translation. glossary: terms for this call. Closing the iterator stops the work."""
         arrived = threading.Event()
         stream = self._stream(arrived.set, ahead, prefix, self._for(target, source, glossary, prefix, options))
