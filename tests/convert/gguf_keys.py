@@ -4,13 +4,12 @@ converted files with llama.cpp.
 
 Usage: tests/python tests/convert/gguf_keys.py [--peer]
 
-For each family, key and value, convert.py must refuse the key by name, write
-the same model file as without the key, or read the key (READ). --peer also
-compares log-probabilities of the accepted files with llama.cpp, by the low-
-level functions of llama-cpp-python (0.3.36 was used: pip builds it from
-source), which must give the same numbers or fail to load the file.
-test_gguf.py runs the first part. Prints the number of files per family and
-result.
+For each family, key and value, convert.py must reject the key by name, write
+the same model file as without the key, or use the key (READ). --peer also
+compares log-probabilities of the accepted files with those of llama.cpp, which
+must be equal unless llama.cpp fails to load the file (low-level functions of
+llama-cpp-python; used: 0.3.36, built from source by pip). Prints the number of
+files per family and result. test_gguf.py runs the part without --peer.
 """
 import argparse
 import collections

@@ -5,7 +5,7 @@ Usage: tests/python tests/convert/make_byte_bpe.py FILE      writes tests/golden
 
 FILE contains {"tokenizers": {kind: tokenizer.json}, "cases": {kind: [{"text", "ids", "plain", "decoded"}]}}. In "ids"
 added tokens are parsed; "plain" treats them as text and is omitted if equal. Kinds: llm.md's A and C, SmolLM2's, and
-Llama 3's ("llama"), which lacks merges of tokens that are whole pieces.
+Llama 3's ("llama"), which has no merges for tokens that are whole pieces.
 """
 import json
 import sys
@@ -46,7 +46,7 @@ TEXTS = ["", " ", "  ", "   x", "x   ", "\n", "\n\n", " \n", "\n ", "\t", "\r\n"
 
 
 def with_whole_pieces(tokenizer):
-    """Drop half of the merges of tokens that are no part of others, and ignore merges of whole pieces, as Llama 3."""
+    """Drop half of the merges of tokens that are not part of others, and ignore merges for whole pieces, like Llama 3."""
     values = json.loads(tokenizer.to_str())
     merges = [x.split(" ") if isinstance(x, str) else x for x in values["model"]["merges"]]
     parts = {part for pair in merges for part in pair}

@@ -427,7 +427,7 @@ def a_limited_context_does_not_change_results():
 
 @numpy_test
 def prompts_may_fill_the_models_positions():
-    """limit.source (512) bounds neither the prompts nor the memory of a batch. Refusals name the remedy."""
+    """limit.source (512) limits neither prompts nor the memory of a batch. Error messages state the fix."""
     with converted("llama", max_position_embeddings=4096) as (model, _, _):
         long, short = [5 + i % 90 for i in range(3584)], [5, 6, 7]
         wanted = translate(model, [line(long), line(short)], *limits(20), "--context-memory", "64", "--batch", "1")

@@ -649,7 +649,7 @@ def languages_have_the_ids_of_transformers():
                                       [f"__{x}__" for x in sorted(hf_tokens.M2M_CODES, reverse=True)]}), ("nllb", {})):
         with checkpoint(kind) as c:
             change_json(c.folder + "/tokenizer_config.json", about)
-            if kind == "nllb":  # as in the published files: other ids than in the list's order
+            if kind == "nllb":  # as in the published files: ids not in the order of the list
                 ids = dict(zip(random.Random(2).sample(list(c.languages), len(c.languages)), c.languages.values()))
                 change_json(c.folder + "/tokenizer_config.json", {"added_tokens_decoder": {
                     str(i): {"content": code, "special": True} for code, i in ids.items()}})

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Test which layout convert.py guesses, its messages for other paths, and that
-the programs advise only conversions that it supports.
+the programs recommend only conversions that it supports.
 
 Usage: tests/python tests/convert/test_layouts.py [--only NAME]
 """

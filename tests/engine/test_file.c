@@ -1301,7 +1301,7 @@ static int read_image(void *user, void *out, size_t bytes, uint64_t offset) {
     return r->code;
 }
 
-/* A model in the middle of a file or of memory, at every alignment, opens by each source; or the error says how. */
+/* A model within a file or memory opens from each source at every alignment, or the error explains how. */
 TEST(models_open_from_parts_of_files_and_memory) {
     static const size_t offsets[] = { 0, 64, 4096, 4096 + 64, 1, 100 };
     fixture f = build(mw_small(MW_GNMT, MW_Q8, 1));

@@ -826,7 +826,7 @@ TEST(a_limited_context_does_not_change_results) {
 /* ---- The choice of the next token ---- */
 
 typedef struct chooser {
-    const outcome *first; /* results of the requests, which are the requests' users */
+    const outcome *first; /* results; the `user` of a request points to its result */
     size_t calls, rows;
     uint64_t sum;                    /* depends on the order of the calls */
     int32_t ids[SENTENCES][LONGEST]; /* tokens of the best hypothesis in the last call */
@@ -834,7 +834,7 @@ typedef struct chooser {
     const char *banned;       /* [vocabulary] */
     const int32_t *forced;    /* [n_forced] tokens that follow */
     size_t n_forced, stop_at; /* stop_at: 1 + number of tokens of the results; 0 to never stop */
-    float bad;                /* replaces all logits unless it is 0 */
+    float bad;                /* replaces all logits unless 0 */
 } chooser;
 
 static int choose(void *user, const moe_next_token *next) {
@@ -869,7 +869,7 @@ static void choose_all(size_t i, moe_session_params p, chooser *c, outcome *out)
     moe_session_free(s);
 }
 
-/* A callback that changes nothing changes no bit, and sees the same logits and tokens for any number of threads. */
+/* A callback without changes leaves results bit-identical, and gets the same logits with any number of threads. */
 TEST(a_callback_for_the_next_token_changes_no_bit) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         uint64_t sum = 0;
@@ -941,7 +941,7 @@ TEST(a_callback_can_force_every_token) {
     }
 }
 
-/* The stop rule ends a translation before its next token; what the beam has then are the results. */
+/* Stopping ends a translation before its next token; the hypotheses in the beam become the results. */
 TEST(a_callback_can_stop) {
     for (size_t i = 0; i < settings_in_use(); i++)
         for (size_t most = 0; most <= 4; most += 2) {

@@ -57,7 +57,7 @@ def scores_equal_those_of_sacrebleu():
     upper = {"r": REFERENCE, "a": [line.upper() for line in SYSTEM]}
     assert found(upper, "r", "a", "--lower-case", "--word-order", "2")[1] == [scores(SYSTEM, True, 2)]
     same = found({"r": "\ufeff" + "\r\n".join(REFERENCE) + "\r\n", "a": SYSTEM}, "r", "a")[1]
-    assert same == rows[:1]  # a byte order mark and line ends of Windows do not count
+    assert same == rows[:1]  # a byte order mark and CRLF line ends have no effect
     chinese = {"r": ["我们明天去学校。"] * 3, "a": ["我们今天去学校。"] * 3}
     plain, split = found(chinese, "r", "a")[1][0][0], found(chinese, "r", "a", "-t", "zh_Hans")[1][0][0]
     assert split > plain, (plain, split)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe-server answers only its own names, and pages of other origins only if --allow-origin names them.
+"""moe-server answers only requests for its own names; web pages of other origins need --allow-origin.
 
 Usage: tests/python tests/server/test_hosts.py      (BIN is the folder of the programs)
 
@@ -90,7 +90,7 @@ def pages_of_other_origins_are_refused():
         ([], "null", {}, 403),  # a sandboxed frame, a local file
         ([], "chrome-extension://abcdef", {}, 403),
         ([], page, {"Sec_Fetch_Site": "cross-site"}, 403),
-        ([], "http://localhost:8000", {"Sec_Fetch_Site": "same-site"}, 403),  # another program of this machine
+        ([], "http://localhost:8000", {"Sec_Fetch_Site": "same-site"}, 403),  # another program on this machine
         ([], "http://localhost:8000", {}, 403),
         ([], "http://localhost", {}, 200),
         ([], "http://LOCALHOST", {}, 200),

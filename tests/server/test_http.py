@@ -118,7 +118,7 @@ def a_server_without_memory_says_so():
         assert server.ask("/translate", many)[0] == 503
         assert server.ask("/translate", many[:-1])[0] in (400, 503) and server.translate("It rains.")[0] == 200
         assert server.stop() == 0
-        # A server that needs more memory than there is ends, rather than translating with weaker settings.
+        # A server without enough memory exits instead of translating with weaker settings.
         environment = {**os.environ, "LD_PRELOAD": str(library)}
         for above in range(40, 64, 4):
             done = subprocess.Popen([BIN / "moe-server", "-m", MODEL, "--port", "0", "--threads", "1"],

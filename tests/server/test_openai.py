@@ -268,7 +268,7 @@ def unknown_parameters_are_ignored_and_unsupported_ones_refused():
         assert server.ask("/v1/chat/completions")[0] == 405
         body = json.dumps({"messages": HELLO}).encode()
         for kind, wanted in (("application/json; charset=utf-8", 200), ("application/x-www-form-urlencoded", 415),
-                             ("text/plain", 415), ("application/jsonp", 415)):  # pages can send the last ones anywhere
+                             ("text/plain", 415), ("application/jsonp", 415)):  # any page can send the last three
             status, answer = server.ask("/v1/chat/completions", body, kind)
             assert status == wanted, (kind, status)
             found = answer["choices"][0]["message"]["content"] if status == 200 else answer["error"]["message"]
@@ -524,7 +524,7 @@ LONG = ["--set", "max-len-factor=0", "--set", "max-len-offset=4000", "--set", "m
 def endless(*options, layers=12):
     """Run a server that gives long answers, because its model is larger and never generates the end token."""
     path = made(hidden_size=256, intermediate_size=1024, num_hidden_layers=layers, max_position_embeddings=8192,
-                eos_token_id=END)[0]  # also the end of a turn, because min-target requires a single end
+                eos_token_id=END)[0]  # also ends a turn, because min-target requires a single end token
     forever = ["--set", "min-target=3900", "--set", "stop-loops=0", "--threads", "1"]
     with serving(*LONG, *forever, *options, fast=False, model=path) as server:
         yield server
@@ -565,7 +565,7 @@ def a_cut_stream_does_not_end_like_a_complete_one():
         except (http.client.IncompleteRead, ConnectionError) as error:
             rest += getattr(error, "partial", b"")
         else:
-            raise AssertionError("it ended like a whole one")
+            raise AssertionError("it ended like a complete one")
         events = [x for x in rest.decode().split("\n\n") if x]
         assert b"[DONE]" not in rest, events[-1]
         assert "the server is shutting down" in json.loads(events[-1][6:])["error"]["message"], events[-1]

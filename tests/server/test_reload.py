@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe-server reloads its configuration, keys, limits and models, and hands over to another server, without a loss.
+"""moe-server reloads its configuration, keys, limits and models and hands over to another server without lost requests.
 
 Usage: tests/python tests/server/test_reload.py      (BIN is the folder of the programs)
 
@@ -70,7 +70,7 @@ def keys_limits_and_the_log_are_reloaded():
         server.process.send_signal(signal.SIGHUP)
         wait_for((folder / "log").exists)
         (folder / "conf").write_text("")
-        assert again()[0] == 0 and ask("unknown") == 200  # no keys any more
+        assert again()[0] == 0 and ask("unknown") == 200  # keys are no longer required
         assert (folder / "log").read_text() == ""
 
 
@@ -82,7 +82,7 @@ def a_failed_reload_changes_nothing():
             ("max-texts = none\n", "key\n", "invalid value 'none' for --max-texts"),
             ("api-keys\n", "key\n", "api-keys requires a value"),
             ("bogus = 1\n", "key\n", "unrecognized option '--bogus'"),
-            (f"{good}port = 1\n", "key\n", None),  # --port 0 of the command line has priority
+            (f"{good}port = 1\n", "key\n", None),  # --port 0 on the command line has priority
             (f"{good}host = 127.0.0.2\n", "new\n", "--host cannot change"),
             (f"{good}log = /nowhere/log\n", "new\n", "--log /nowhere/log"),
             (f"{good}set = beam=0\n", "new\n", "beam"),
@@ -153,7 +153,7 @@ def configuration_files_are_checked():
             assert done.returncode == status and said in done.stderr, (text, done)
     with configured("\ufeff  model =  /nowhere\t\r\n threads = 9\nset = beam=7\nset = nbest=2\nquiet = 0\n"
                     "allow-origin = https://a.example\n#log = /nowhere/x\nserver-name = a.example\n") as (server, _, _):
-        answer = server.translate("It rains.", alternatives=3)  # options of the command line win
+        answer = server.translate("It rains.", alternatives=3)  # options on the command line have priority
         assert answer[0] == 200 and len(answer[1]["alternatives"]) == 1, answer
 
 
@@ -190,7 +190,7 @@ def the_reload_command_names_its_problem():
 
 
 class Load:
-    """16 clients, half of which keep their connections, that count wrong and lost answers."""
+    """16 clients, half of them with persistent connections, that count wrong and lost answers."""
 
     def __init__(self, port):
         self.port, self.ends, self.answers, self.lost = port, False, 0, []

@@ -633,7 +633,7 @@ def a_timeout_returns_the_finished_texts():
 
 @test
 def limits_of_time_follow_the_size():
-    """A large request within --max-body has more time than a small one."""
+    """A large request within --max-body gets more time than a small one."""
     page, begin = "".join(f"<p>{text}</p>" for text in MANY[:250]), time.monotonic()
     with serving() as server:
         assert server.translate(page, format="html")[0] == 200

@@ -92,7 +92,7 @@ TEST(the_first_of_several_reasons_decides) {
         unsigned reasons;
         text_step step;
     } cases[] = { { TEXT_LOOPED | TEXT_SHORT | TEXT_PART_LOST, TEXT_RESUME },
-                  { TEXT_LOOPED | TEXT_BEGINNING_LOST, TEXT_RESUME }, /* no tokens are held */
+                  { TEXT_LOOPED | TEXT_BEGINNING_LOST, TEXT_RESUME }, /* no tokens are withheld */
                   { TEXT_TERM_MISSING | TEXT_PLACEHOLDER_LOST, TEXT_LOOK_UP_TERM },
                   { TEXT_TERM_WORSE | TEXT_PLACEHOLDER_LOST, TEXT_REBIND_TERMS },
                   { TEXT_PLACEHOLDER_LOST | TEXT_PART_LOST, TEXT_PLACEHOLDERS },

@@ -423,7 +423,7 @@ static int read_bytes(void *user, void *out, size_t bytes, uint64_t offset) {
     return 0;
 }
 
-/* A model opens from memory at any address, a descriptor, a part of a file, or a callback, and translates alike. */
+/* A model opened from memory at any address, a descriptor, part of a file or a callback translates identically. */
 TEST(models_open_without_a_path_of_their_own) {
     enum { AT = 3 * 64 };
     FILE *file = fopen("models/en-de-fr-es.bin", "rb"), *archive = tmpfile();
@@ -718,7 +718,7 @@ TEST(a_translation_starts_with_its_prefix) {
     moetext_free(t);
 }
 
-/* A beginning that ends within a word is completed as a word, in all hypotheses. A space after it makes it a word. */
+/* A target prefix that ends within a word is completed in all hypotheses, unless a space follows it. */
 TEST(a_begun_word_is_completed) {
     static const struct {
         const char *text, *given, *starts;
@@ -756,7 +756,7 @@ TEST(a_begun_word_is_completed) {
     moetext_free(t);
 }
 
-/* Different tokens with the same text are one hypothesis, that with the best score. */
+/* Of hypotheses with different tokens but the same text, only the best is returned. */
 TEST(alternatives_have_different_texts) {
     static const char *const texts[] = { "book",
                                          "house",
@@ -1465,7 +1465,7 @@ static void done_within(void *user, const moetext_result *r) {
     snprintf(w->error.where, sizeof w->error.where, "%s", r->hypotheses[0].text);
 }
 
-/* A second call on a translator in use, from another thread or a callback, is an error without any effect. */
+/* A second call on a translator in use, from another thread or a callback, is an error without side effects. */
 TEST(a_translator_in_use_refuses_other_calls) {
     const char *const paths[] = { "models/en-de-fr-es.bin" };
     moetext_model *models;

@@ -66,7 +66,7 @@ def finetuning_improves_a_model_file():
              folder / "licence.txt", "--type", "f32", "-o", model)
         log = tool("train/train.py", "finetune", "-m", model, "--corpus", corpus, "-o", mine, *OPTIONS, "0.02")
         trained, (before, *between, after) = losses(run)[-1], losses(folder / "mine.bin.training")
-        assert len(losses(run)) >= 3 and between  # a short run is measured several times
+        assert len(losses(run)) >= 3 and between  # a short run is evaluated several times
         assert abs(before - trained) < 0.02, (trained, before)  # the model file preserves the weights
         assert after < before - 0.1, (before, after)
         for pair in "en-de", "de-en":

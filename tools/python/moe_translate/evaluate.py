@@ -12,10 +12,10 @@ REFERENCE, SOURCE = ("reference", "ref"), ("source", "src")
 HEADING = re.compile(r"(?i:ref(erence)?|source|src|target|translation|hyp(othesis)?|system.{0,9})|[a-z]{2,3}(_[A-Za-z]+)?")
 DESCRIPTION = """Print BLEU and chrF of translations, and their sacreBLEU signatures.
 REFERENCE and TRANSLATIONs have one text per line; - is standard input. TABLE is
-a TSV file with a reference and translations; a first row with column names, such
-as source, reference, moe or de, is recognised. Of two columns, the first is the
-reference unless the second is named reference or ref; of more columns, all
-except source and reference are translations."""
+a TSV file with a reference and translations; a first row with column names,
+such as source, reference, moe or de, is recognised. Of two columns, the first
+is the reference unless the second is named reference or ref; of more columns,
+all except source and reference are translations."""
 NOTES = """With several translations, p is the probability that a BLEU difference from the
 first one this large arises by chance (approximate randomisation, 1,000 trials).
 
