@@ -40,7 +40,7 @@ def parser_of():
     table.add_argument("-r", "--reference", metavar="COLUMN", help="name of the reference column, or its number from 1")
     table.add_argument("-c", "--columns", metavar="LIST", help="columns of translations, e.g. moe,other or 3,4")
     scores = parser.add_argument_group("Scores")
-    scores.add_argument("-t", "--target", metavar="LANG", help="target language: selects the tokeniser for zh, ja, ko")
+    scores.add_argument("-t", "--target", metavar="LANG", help="target language, if zh, ja or ko (sets the tokeniser)")
     scores.add_argument("--word-order", metavar="N", type=int, default=0, choices=range(3),
                         help="word n-gram order of chrF; 2 for chrF++ (default: 0)")
     scores.add_argument("--lower-case", action="store_true", help="ignore case")
