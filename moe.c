@@ -7428,7 +7428,7 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
         job.stage = MOE_LOGITS_LOAD;
         moe_pool_run(run->pool, chunks * job.groups, moe_output_task, &job);
     }
-    moe_for_rows(run, t, rows, 512 * chunks, moe_output_join);
+    if (!moe_run_failed(run)) moe_for_rows(run, t, rows, 512 * chunks, moe_output_join);
 }
 
 /* ==== 30. Plan and run ========================================================================================

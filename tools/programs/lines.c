@@ -358,8 +358,8 @@ static void tell_notes(program_lines *l, const program_line *x) {
         const char *message = x->notes.data + at;
         length = strlen(message);
         const uint32_t hash = text_hash(message, length);
-        uint32_t found;
-        for (size_t slot = 0; (found = text_index_next(&index, hash, &slot)) != TEXT_NONE;)
+        uint32_t found = TEXT_NONE;
+        for (size_t slot = 0; all && (found = text_index_next(&index, hash, &slot)) != TEXT_NONE;)
             if (strcmp(message, x->notes.data + all[found].at) == 0) break;
         if (found != TEXT_NONE) all[found].parts++;
         else if (!text_index_add(&index, hash, n) ||
@@ -368,7 +368,7 @@ static void tell_notes(program_lines *l, const program_line *x) {
             break;
         }
     }
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; all && i < n; i++) {
         char parts[40] = "";
         if (all[i].parts > 1) snprintf(parts, sizeof parts, " (%zu parts)", all[i].parts);
         program_error("line %llu: %s%s", (unsigned long long)x->number, x->notes.data + all[i].at, parts);

@@ -1042,7 +1042,7 @@ static void put_shares(const routing *r, const layer *l, size_t expert, text_byt
         double all = 0;
         for (size_t e = 0; u && e < (size_t)l->experts; e++) all += u->experts.sum[e];
         text_append(out, ",", 1);
-        if (all > 0) text_printf(out, "%.*g", DIGITS, u->experts.sum[expert] / all);
+        if (u && all > 0) text_printf(out, "%.*g", DIGITS, u->experts.sum[expert] / all);
     }
 }
 

@@ -18,9 +18,10 @@
 
 /* ---- Files --------------------------------------------------------------------------------------------- */
 
-static uint64_t hash_bytes(uint64_t h, const void *data, size_t n) { /* FNV-1a */
-    const unsigned char *at = data;
-    for (size_t i = 0; i < n; i++) h = (h ^ at[i]) * UINT64_C(0x100000001b3);
+static uint64_t hash_number(uint64_t h, uint64_t number) { return (h ^ number) * UINT64_C(0x100000001b3); } /* FNV-1a */
+
+static uint64_t hash_bytes(uint64_t h, const char *data, size_t n) {
+    for (size_t i = 0; i < n; i++) h = hash_number(h, (unsigned char)data[i]);
     return h;
 }
 
@@ -33,7 +34,8 @@ static uint64_t hash_file(uint64_t h, const char *path) {
     if (stat(path, &found)) return h;
     const int64_t marks[] = { (int64_t)found.st_dev, (int64_t)found.st_ino, (int64_t)found.st_size,
                               (int64_t)found.st_mtim.tv_sec, (int64_t)found.st_mtim.tv_nsec };
-    return hash_bytes(h, marks, sizeof marks);
+    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) h = hash_number(h, (uint64_t)marks[i]);
+    return h;
 }
 
 /* Hash the files of a folder in any order. */
@@ -47,7 +49,7 @@ static uint64_t hash_folder(uint64_t h, const char *path) {
         text_bytes_free(&file);
     }
     if (folder) closedir(folder);
-    return hash_bytes(h, &sum, sizeof sum);
+    return hash_number(h, sum);
 }
 
 /* Hash a backend's inputs: the settings, the files they name (such as a glossary) and the models. */

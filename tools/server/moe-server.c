@@ -30,7 +30,8 @@
 
 /* Remove a setting that the command line replaces. */
 static void drop_setting(text_bytes *settings, const char *name, size_t length) {
-    for (char *at = settings->data; at && *at;) {
+    if (!settings->length) return;
+    for (char *at = settings->data; *at;) {
         char *end = at + strcspn(at, ";");
         if (strncmp(at, name, length) != 0 || at[length] != '=') at = end + (*end == ';');
         else {

@@ -188,10 +188,12 @@ static enum MHD_Result answer_metrics(server *s, request *req) {
     put_head(out, "build_info", "gauge", "version of moe-server");
     text_printf(out, "moe_build_info{version=\"%s\"} 1\n", moetext_version());
     pthread_mutex_lock(&s->lock);
-    for (const backend *b = s->backend; b; b = b->previous, backends++) {
+    const backend *b = s->backend;
+    do {
+        backends++;
         queued += b->n_queued;
         for (const request *other = b->waiting; other; other = other->next) open++;
-    }
+    } while ((b = b->previous));
     const struct {
         const char *name, *kind, *help;
         uint64_t value;

@@ -640,8 +640,7 @@ static int is_unwanted(const moetext *t, const part *p) {
     int unwanted = !text_job_begins(&p->job, last->data ? last->data : "", last->length);
     for (size_t k = 0; k + 1 < p->found.n && t->writes == TEXT_FORM_TEXT; k++) {
         const text_bytes *other = &p->found.each[k].text;
-        unwanted |=
-            other->length == last->length && (!last->length || memcmp(other->data, last->data, last->length) == 0);
+        unwanted |= text_same((moe_span){ other->data, other->length }, (moe_span){ last->data, last->length });
     }
     return unwanted && p->found.n > 1;
 }

@@ -43,7 +43,9 @@ size_t text_composed(const char *data, size_t length, int32_t *out, size_t room)
     return composed > 0 ? (size_t)composed : 0;
 }
 
-int text_same(moe_span a, moe_span b) { return a.length == b.length && memcmp(a.data, b.data, a.length) == 0; }
+int text_same(moe_span a, moe_span b) {
+    return a.length == b.length && (!a.length || memcmp(a.data, b.data, a.length) == 0);
+}
 
 moe_span text_trimmed(const char *data, size_t length, const char *blanks) {
     while (length && data[length - 1] && strchr(blanks, data[length - 1])) length--;
