@@ -83,6 +83,21 @@ def ambiguous_requests_are_refused():
 
 
 @test
+def wrong_lengths_close_the_connection():
+    """libmicrohttpd refuses them itself; before 1.0 the text of its answer begins with a second header."""
+    get = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    with serving() as server:
+        for length, wanted in ((b"abc", 400), (b"-1", 400), (b"", 400), (b"5x", 400), (b"0x5", 400), (b"9" * 30, 413)):
+            with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
+                connection.sendall(HEAD + b"Content-Length: " + length + b"\r\n\r\n" + get)
+                whole = connection.makefile("rb").read()  # until the server closes the connection
+            header, text = whole.split(b"\r\n\r\n", 1)
+            assert status(header) == wanted and b"\r\nConnection: close" in header, (length, header)
+            text = text.removeprefix(header + b"\r\n\r\n")
+            assert text.startswith(b"<html>") and b" 200 " not in text, (length, text)
+
+
+@test
 def urls_are_taken_whole():
     close = b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     with serving() as server:
