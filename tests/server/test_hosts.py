@@ -117,6 +117,26 @@ def pages_of_other_origins_are_refused():
 
 
 @test
+def pages_of_other_origins_can_only_link():
+    """Images, scripts, frames and links send no Origin header."""
+    page = "https://page.example"
+    for options, site, use, wanted in (
+        ([], "cross-site", "image", 403), ([], "cross-site", "iframe", 403), ([], "same-site", "script", 403),
+        ([], "cross-site", "empty", 403), ([], "cross-site", None, 403), ([], "cross-site", "document", 200),
+        ([], "none", "document", 200), ([], "same-origin", "empty", 200), ([], None, None, 200),
+        (["--allow-origin", page], "cross-site", "iframe", 200),
+    ):
+        more = {name: value for name, value in (("Sec_Fetch_Site", site), ("Sec_Fetch_Dest", use)) if value}
+        with serving(*options) as server:
+            for path in "/", "/languages", "/ready", "/metrics":
+                status, headers, said = send(server, path, "localhost", **more)
+                assert status == wanted and (status == 200 or b"--allow-origin" in said), (site, use, path, status)
+                frames = " ".join(["frame-ancestors 'self'", *options[1:]]) if path == "/" else None
+                assert headers.get("Content-Security-Policy") == frames, (path, headers)
+                assert (b"foreign\">" in said) == (path == "/" and wanted == 200 and site == "cross-site"), (path, said)
+
+
+@test
 def a_server_without_keys_on_the_network_warns():
     with tempfile.NamedTemporaryFile("w") as keys:
         keys.write("key\n")

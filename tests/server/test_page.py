@@ -306,7 +306,7 @@ SEND = """(async () => {
     ["/metrics", {}], ["/languages", {}], ["/translate", post(json, "application/json", "cors")],
     ["/translate", post(json, "text/plain", "no-cors")], ["/translate", post(new URLSearchParams(text), "", "no-cors")],
     ["/v1/chat/completions", post(new Blob([json]), "", "no-cors")], ["/metrics", {mode: "no-cors"}],
-    ["/v1/chat/completions", post(json, "text/plain", "cors")]])
+    ["/v1/chat/completions", post(json, "text/plain", "cors")], ["/ready", {mode: "no-cors"}]])
     try {
       const reply = await fetch(BASE + path, options);
       found.push([reply.status, await reply.text()]);
@@ -317,6 +317,14 @@ SEND = """(async () => {
   for (const name in text) form.append(Object.assign(document.createElement("input"), {name, value: text[name]}));
   document.body.append(frame, form);
   await new Promise(resolve => { frame.onload = resolve; form.submit(); });
+  for (const element of ["iframe", "embed", "object", "script", "img"]) {
+    const given = document.createElement(element), url = BASE + "/#q=It rains.&source=en&target=de";
+    await new Promise(resolve => {
+      given.onload = given.onerror = resolve;
+      given[element === "object" ? "data" : "src"] = url;
+      document.body.append(given);
+    });
+  }
   return found;
 })()"""
 
@@ -358,6 +366,27 @@ def pages_of_other_origins_get_nothing_and_start_nothing():
 
 
 @page_test
+def a_link_of_another_origin_starts_nothing():
+    text = "#q=It rains.&source=en&target=de"
+    with foreign() as port, browsing() as browser:
+        for policy in "origin", "no-referrer":  # the server knows from Sec-Fetch-Site, the page from the referrer
+            with serving() as server:
+                base = f"http://127.0.0.1:{server.port}/"
+                page = Page(browser, f"http://evil.test:{port}/")
+                page.wait("location.port && document.readyState === 'complete'")
+                page.run(f"document.head.innerHTML = '<meta name=referrer content={policy}>'; location = '{base}{text}'; 0")
+                page.wait(f"location.href.startsWith('{base}') && typeof ready === 'boolean' && ready")
+                said = page.wait("state.textContent")
+                assert "another page" in said and page.run("input.value") == "It rains.", said
+                time.sleep(1)
+                assert texts_of(server) == 0
+                assert page.translated("It rains.") == "Es regnet."
+                page.close()
+                with page_of(browser, server, behind=text) as own:  # a URL that the user typed
+                    own.wait("out.textContent === 'Es regnet.'")
+
+
+@page_test
 def a_rebound_name_gets_nothing_and_starts_nothing():
     with serving() as server, browsing() as browser:
         for host in "evil.test", "localhost.evil.test", "127.0.0.1.evil.test":
@@ -372,4 +401,4 @@ def a_rebound_name_gets_nothing_and_starts_nothing():
 
 
 if __name__ == "__main__":
-    sys.exit(test.run())
+    sys.exit(test.run(sys.argv[1] if len(sys.argv) > 1 else ""))

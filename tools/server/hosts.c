@@ -2,7 +2,8 @@
  *
  * Any web page can make a browser send requests to this machine or its network. Two checks prevent this. The Host
  * header must name this server: after DNS rebinding it contains the attacker's name. Requests from pages of other
- * origins are refused unless --allow-origin names the origin, even though the page could not read the answer.
+ * origins are refused unless --allow-origin names the origin, even though the page could not read the answer. Such
+ * pages may link to the server's page, but neither show it in a frame nor make it translate.
  */
 #define _GNU_SOURCE      /* strncasecmp on Linux */
 #define _DARWIN_C_SOURCE /* strncasecmp on macOS */
@@ -70,18 +71,41 @@ static int admits_page(const server *s, const request *req, const char *origin) 
     return length && s->setup->options.names.n && is_named(s, own, length);
 }
 
+int hosts_is_foreign(const request *req) {
+    const char *site = header(req, "Sec-Fetch-Site");
+    return site && strcmp(site, "same-origin") != 0 && strcmp(site, "none") != 0;
+}
+
+/* Return 1 if a request without an Origin header may be answered. Pages of other origins send these for images, frames
+ * and the like, and for links, which open in a tab. Pages that --allow-origin names may have frames (add_frames). */
+static int admits_silent(const server *s, const request *req) {
+    const char *use = header(req, "Sec-Fetch-Dest");
+    return !hosts_is_foreign(req) || s->setup->options.origins.n || (use && strcmp(use, "document") == 0);
+}
+
 unsigned hosts_check(const server *s, request *req, const char *method) {
     const char *host = header(req, MHD_HTTP_HEADER_HOST), *origin = header(req, MHD_HTTP_HEADER_ORIGIN);
     if (host && !serves_host(s, req, host)) {
         req->refused = "unknown host name in the Host header; add it with --server-name NAME";
         return MHD_HTTP_MISDIRECTED_REQUEST;
     }
-    if (!origin || strcmp(method, "OPTIONS") == 0 || admits_page(s, req, origin)) return 0;
+    if (strcmp(method, "OPTIONS") == 0 || (origin ? admits_page(s, req, origin) : admits_silent(s, req))) return 0;
     req->refused = "requests from other origins are not allowed; add the page's origin with --allow-origin URL";
     return MHD_HTTP_FORBIDDEN;
 }
 
+/* Name the origins of pages that may contain this server's page in a frame. */
+static void add_frames(const server *s, struct MHD_Response *r) {
+    text_bytes value = { 0 };
+    text_append_string(&value, "frame-ancestors 'self'");
+    for (size_t i = 0; i < s->setup->options.origins.n; i++)
+        text_printf(&value, " %s", s->setup->options.origins.at[i]);
+    if (!value.failed) MHD_add_response_header(r, "Content-Security-Policy", value.data);
+    text_bytes_free(&value);
+}
+
 void hosts_answer(const server *s, const request *req, struct MHD_Response *r) {
+    if (req->route && strcmp(req->route->path, "/") == 0) add_frames(s, r);
     const char *allowed = allowed_origin(s, header(req, MHD_HTTP_HEADER_ORIGIN));
     if (s->setup->options.origins.n > 1) MHD_add_response_header(r, MHD_HTTP_HEADER_VARY, MHD_HTTP_HEADER_ORIGIN);
     if (!allowed) return;

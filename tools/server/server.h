@@ -429,6 +429,7 @@ int http_is_proxied(const server *s, const request *req);
 
 /* Check the Host and Origin headers of a request. Return 0, or a status after setting req->refused. */
 unsigned hosts_check(const server *s, request *req, const char *method);
+int hosts_is_foreign(const request *req); /* 1 if a browser says that a page of another origin caused the request */
 /* Add the headers that let pages of allowed origins read the answer. */
 void hosts_answer(const server *s, const request *req, struct MHD_Response *r);
 
