@@ -380,7 +380,7 @@ def judge(folder, arguments):
         return f"{log.count(chr(10))} lines on standard error", log
     if "out of memory" in log:
         return "out of memory", log
-    named = log.replace(f"convert.py: {folder}: ", "").replace(f"convert.py: {folder}/model", "")
+    named = log.replace(f"convert.py: {folder}: ", "")
     if "gguf" in arguments and not re.search(r"x\S*\.gguf|tensor |model\.layers", log):
         return "the message names no file: " + log.strip(), log
     if "hf" in arguments and not re.search(re.escape(folder) + r"\b|tensor |model\.|lm_head", log):
