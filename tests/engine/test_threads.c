@@ -131,7 +131,7 @@ static void translate_within(void *user, const moe_result *r) {
     x->inner = moe_translate(x->session, pull, done, &x->feed, &x->error);
 }
 
-/* A callback that translates with its own session gets an error, and the outer call is not affected. */
+/* A callback that translates with its own session gets an error; the outer call is unaffected. */
 TEST(a_call_within_a_callback_is_refused) {
     for (int i = 0; i < KINDS; i++) {
         result results[SENTENCES] = { 0 };

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moe-server behind nginx with TLS, below a path: the block of OPERATING.md, official clients, prompts of 4,000 tokens.
+"""moe-server behind nginx with TLS and a path prefix: OPERATING.md's block, official clients, prompts of 4,000 tokens.
 
 Usage: tests/python tests/server/test_nginx.py      (BIN is the folder of the programs)
 
@@ -50,7 +50,7 @@ http {
 
 
 def documented():
-    """Return the block for nginx in OPERATING.md, after checking the options that the page names with it."""
+    """Return the nginx block of OPERATING.md, after checking the options that the page gives with it."""
     page = (ROOT / "tools/server/OPERATING.md").read_text()
     block, text = re.search(r"## nginx.*?\n\n(    .*?\n\n)(\S.*?)\n## ", page, re.S).groups()
     for name, value in zip(OPTIONS[::2], OPTIONS[1::2], strict=True):

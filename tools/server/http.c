@@ -349,7 +349,7 @@ static const char *why_unknown(const char *path) {
     return "not found";
 }
 
-/* Remove --url-prefix from a path, unless a proxy has done so. */
+/* Remove --url-prefix from a path, unless a proxy already has. */
 static const char *local_path(const server *s, const char *url) {
     const size_t n = strlen(s->setup->options.prefix);
     return strncmp(url, s->setup->options.prefix, n) == 0 && (!url[n] || url[n] == '/') ? url + n : url;

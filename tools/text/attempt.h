@@ -28,7 +28,7 @@ typedef enum text_step {
     TEXT_HIDE_NUMBERS,  /* use placeholders for numbers too */
     TEXT_VARY,          /* try the next variant of a short text */
     TEXT_BEST,          /* return to the variant with the best score */
-    TEXT_AS_SENTENCE,   /* write a text that cannot be halved like a sentence, whose answer is more likely to end */
+    TEXT_AS_SENTENCE,   /* write an indivisible text as a sentence, because its answer is then more likely to end */
     TEXT_BIND_SIGNS,    /* (prompted models) constrain the answer to the missing spans, and use the strict wording */
     TEXT_BIND_NUMBERS,  /* (prompted models) constrain the answer to the missing numbers */
     TEXT_HALVE,         /* translate both halves of the text instead */
