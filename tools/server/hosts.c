@@ -76,8 +76,8 @@ int hosts_is_foreign(const request *req) {
     return site && strcmp(site, "same-origin") != 0 && strcmp(site, "none") != 0;
 }
 
-/* Return 1 if a request without an Origin header may be answered. Pages of other origins send these for images, frames
- * and the like, and for links, which open in a tab. Pages that --allow-origin names may have frames (add_frames). */
+/* Return 1 if a request without an Origin header may be answered. Pages of other origins send such requests for links,
+ * which are allowed, and for images, frames etc., which need --allow-origin (see add_frames). */
 static int admits_silent(const server *s, const request *req) {
     const char *use = header(req, "Sec-Fetch-Dest");
     return !hosts_is_foreign(req) || s->setup->options.origins.n || (use && strcmp(use, "document") == 0);
@@ -94,7 +94,7 @@ unsigned hosts_check(const server *s, request *req, const char *method) {
     return MHD_HTTP_FORBIDDEN;
 }
 
-/* Name the origins of pages that may contain this server's page in a frame. */
+/* Name the origins of pages that may embed this server's page in a frame. */
 static void add_frames(const server *s, struct MHD_Response *r) {
     text_bytes value = { 0 };
     text_append_string(&value, "frame-ancestors 'self'");

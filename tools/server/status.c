@@ -9,7 +9,7 @@
 
 #include "server-html.inc" /* server_html[]: the lines of server.html, made by the Makefile */
 
-/* Send the page. If a page of another origin led to it, it does not translate the text in its URL by itself. */
+/* Send the page. If a page of another origin links to it, it does not translate the text in its URL by itself. */
 static enum MHD_Result answer_page(server *s, request *req) {
     for (size_t i = 0; i < sizeof server_html / sizeof *server_html; i++) {
         text_append_string(&req->out, server_html[i]);
