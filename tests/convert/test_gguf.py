@@ -309,6 +309,14 @@ def llama_3s_tokeniser_matches_tokenizer_json():
 
 
 @gguf_test
+def languages_that_the_authors_name_are_stored():
+    for named, wanted in (["en", "de"], "en de"), ("en", "en"), (["en", "multilingual"], None), (None, None), (3, None):
+        with folder() as at:
+            meta, _ = converted(at, "qwen3_moe", general__languages=named, tokenizer__chat_template=CHAT)
+            assert meta.get("languages.named") == wanted, named
+
+
+@gguf_test
 def answers_also_end_at_the_end_of_a_turn():
     with folder() as at:
         config, arrays = made(at + "/hf", "hunyuan_v1_dense", 448)

@@ -138,7 +138,7 @@ def templates_must_show_the_turn_exactly_once():
 def folder_with(**files):
     found = tempfile.TemporaryDirectory()
     for name, content in files.items():
-        name = {"jinja": "chat_template.jinja", "config": "tokenizer_config.json"}[name]
+        name = {"jinja": "chat_template.jinja", "config": "tokenizer_config.json", "card": "README.md"}[name]
         with open(os.path.join(found.name, name), "wb") as file:
             file.write(content if isinstance(content, bytes) else json.dumps(content).encode())
     return found
@@ -190,6 +190,19 @@ def wordings_and_languages_match_the_family():
         assert any(key.startswith("plain.") for key in row["wordings"]), row
         for key, text in row["wordings"].items():
             assert text.count("{source_text}") == 1 and text.count("{target_lang}") == 1, (row["name"], key)
+
+
+@template_test
+def languages_that_the_authors_name_are_stored():
+    template = {"jinja": b"{{ messages[0].content }}"}
+    for card, wanted in (
+        (b"---\nlicense: mit\nlanguage:\n- en # English\n- 'fr'\ntags:\n- de\n---\n# Model\n", "en fr"),
+        (b"---\nlanguage: en\n---\n", "en"), (b"---\nlanguage: [en, zh-Hant]\n---\n", "en zh-Hant"),
+        (b"---\nlanguage:\n  - en\n  - multilingual\n---\n", None), (b"---\ntags: x\n---\nlanguage: en\n", None),
+        (b"language: en\n", None), (b"\xff\xfe", None), (b"", None),
+    ):
+        assert meta("qwen3_moe", card=card, **template).get("languages.named") == wanted, card
+    assert "languages.named" not in meta("hy_v3", card=b"---\nlanguage: en\n---\n", **template)  # its prompts name 38
 
 
 @template_test

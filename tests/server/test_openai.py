@@ -35,6 +35,7 @@ try:
     import byte_bpe
     import jinja2  # noqa: F401 - needed by the converter
     import make_decoder as make
+    import moefile
     from converting import convert_quietly
     from test_byte_bpe import LINES, cut
 except ImportError:
@@ -457,6 +458,26 @@ def models_are_listed():
         assert client_of(server).models.retrieve(model.id) == model
         with refused(openai.NotFoundError, "model not found"):
             client_of(server).models.retrieve("gpt-4")
+
+
+@chat_test
+def languages_that_the_authors_name_are_listed():
+    tensors = moefile.read(made()[0])
+    for named, wanted in ((None, 38), ("en", ["en"]), ("de en_US xx de", ["de", "en"]), ("xx", 38)):
+        with tempfile.NamedTemporaryFile(suffix=".bin") as file:
+            meta = {**tensors[0], **({"languages.named": named} if named else {})}
+            moefile.write_model(file.name, meta, tensors[1])
+            with serving(*FREE, fast=False, model=file.name) as server:
+                found = server.ask("/languages")[1]
+                codes = [x["code"] for x in found]
+                assert (len(codes) if wanted == 38 else sorted(codes)) == wanted, (named, codes)
+                assert all(x["targets"] == codes for x in found), found
+                for kind in "source", "target":
+                    listed = server.ask(f"/v2/languages?type={kind}")[1]
+                    assert {x["language"][:2].lower() for x in listed} == {x[:2] for x in codes}, listed
+                target = server.ask("/frontend/settings")[1]["language"]["target"]["code"]
+                assert target in codes, target
+                assert server.translate("the house", "fr")[0] == 200  # not listed, but the prompts name it
 
 
 @test

@@ -536,8 +536,9 @@ class Tokens:
             self.k.refuse("tokenizer.chat_template", template)
         known = zip(prompts.TOKENS, map(self.text_of, ("bos", "eos", "padding", "unknown")))
         names = os.path.basename(self.k.path) + (f" {name}" if isinstance(name, str) else "")
-        return prompts.meta_of(template, {key: text for key, text in known if text is not None}, self.m.family, names,
+        meta = prompts.meta_of(template, {key: text for key, text in known if text is not None}, self.m.family, names,
                                f"{self.k.path}: tokenizer.chat_template", wanted, self.say)
+        return {**meta, **prompts.named_languages(meta, self.k.raw("general.languages"))}
 
     def pack(self, wanted):
         """Set the metadata of the tokeniser and prompts."""

@@ -14,9 +14,11 @@
     prompt.chinese                 source or target languages that require the Chinese wordings
     languages.codes, .tags         the languages and their indices, which are not tokens
     languages.english, .chinese    names of the languages in wordings
+    languages.named                codes of languages that the authors name, separated by spaces, if they name any
 """
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -141,6 +143,26 @@ def meta_of(template, tokens, family, name, where, wanted=None, say=lambda messa
             "languages.english": english, "languages.chinese": chinese}
 
 
+def named_languages(meta, named):
+    """Return the languages that a GGUF file or a model card names (a list, or one) as metadata. Rows of prompts.json
+    for a family of translation models have its languages."""
+    named = [x for x in (named if isinstance(named, list) else [named]) if isinstance(x, str)]
+    codes = [x for x in named if re.fullmatch(r"[A-Za-z]{2,3}([-_][A-Za-z]{2,4})?", x)]
+    known = meta["prompt.name"] == "general" and codes and len(codes) == len(named)  # "multilingual" is not a code
+    return {"languages.named": " ".join(codes)} if known else {}
+
+
+def card_languages(folder):
+    """Return `language` of the YAML at the beginning of a folder's README.md, or []."""
+    try:
+        with open(os.path.join(folder, "README.md"), encoding="utf-8", errors="replace") as card:
+            head = re.match(r"---\n(.*?\n)---", card.read(1 << 16), re.S)
+    except OSError:
+        return []
+    found = re.search(r"^language:(.*\n(?:[ \t]*-.*\n)*)", head[1] if head else "", re.M)
+    return re.findall(r"[\w-]+", re.sub(r"#.*|^[ \t]*-", " ", found[1], flags=re.M)) if found else []
+
+
 def template_of(path, about, folder):
     """Return (template, path) of a folder, or (None, None) without a template."""
     alone = os.path.join(folder, "chat_template.jinja")
@@ -205,5 +227,6 @@ def prompt_meta(folder, family, name, say, wanted=None):
         return no_prompt(say, wanted, f"{folder} has no chat template")
     tokens = tokens_of(folder, about, family)
     meta = meta_of(template, tokens, family, name, where, wanted, say)
+    meta.update(named_languages(meta, card_languages(folder)))
     check_tokens(folder, about, tokens, meta, where)
     return meta

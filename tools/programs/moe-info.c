@@ -377,6 +377,7 @@ static void put_pages(const text_front *front, const char *path, int tensors, in
         if (out->length > languages) text_append(out, "\n", 1);
         else if (moe_model_kind(m) == MOE_MODEL_TRANSLATION) text_append_string(out, "one direction only\n");
         else out->length = begin;
+        put_text(m, "named by authors", "languages.named", out);
         text_printf(out, "  %-18s %d tokens, tokeniser: ", "vocabulary", (int)moe_model_vocabulary(m));
         text_append_clean(out, tokeniser.data, tokeniser.length);
         text_append_string(out, moe_model_meta_find(m, "vocabulary.pieces") < 0 ? "\n" : ", with a list of pieces\n");

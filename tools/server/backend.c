@@ -160,6 +160,24 @@ static int open_detector(backend *b) {
     return -1;
 }
 
+/* Find the languages that the authors of a chat model name. The model may be asked for others, which its prompts name,
+ * but no interface lists them. Return -1, or an exit status after an error message. */
+static int find_named(backend *b) {
+    const char *at = moetext_model_meta(b->model, "languages.named");
+    b->named = *at ? calloc(moetext_model_language_count(b->model) + 1, 1) : NULL;
+    if (*at && !b->named) return program_error("out of memory"), EXIT_MODEL;
+    size_t n_found = 0;
+    for (size_t n; *at; at += n + strspn(at + n, " ")) {
+        char code[36];
+        n = strcspn(at, " ");
+        take_word(code, sizeof code, at, n);
+        const ptrdiff_t language = moetext_model_language_find(b->model, code);
+        if (language >= 0) b->named[language] = 1, n_found++;
+    }
+    if (!n_found) free(b->named), b->named = NULL;
+    return -1;
+}
+
 int backend_open(server *s, const options *o, backend **out) {
     moe_error error = { 0 };
     backend *b = calloc(1, sizeof *b);
@@ -175,6 +193,7 @@ int backend_open(server *s, const options *o, backend **out) {
     }
     if (status < 0) status = open_translator(b);
     if (status < 0) status = open_detector(b);
+    if (status < 0) status = find_named(b);
     if (status < 0) return *out = b, -1;
     backend_free(b);
     return status;
@@ -186,6 +205,7 @@ void backend_free(backend *b) {
     moetext_free(b->translator);
     moetext_model_close(b->model);
     text_bytes_free(&b->settings);
+    free(b->named);
     pthread_cond_destroy(&b->filled);
     free(b);
 }

@@ -77,7 +77,7 @@ static void put_language(json *j, const char *code, const char *name, int as_tar
 static int has_ways(const backend *b, size_t language, int as_target) {
     const size_t n = moetext_model_language_count(b->model);
     for (size_t i = 0; i < n; i++)
-        if (as_target ? moetext_model_hops(b->model, i, language) : moetext_model_hops(b->model, language, i)) return 1;
+        if (as_target ? lists_direction(b, i, language) : lists_direction(b, language, i)) return 1;
     return 0;
 }
 

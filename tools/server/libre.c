@@ -196,12 +196,13 @@ static enum MHD_Result answer_languages(server *s, request *req) {
     size_t n = moetext_model_language_count(b->model);
     json_open(&j, NULL, '[');
     for (size_t i = 0; i < n; i++) {
+        if (!lists_language(b, i)) continue;
         const char *code = moetext_model_language(b->model, i);
         put_named(&j, NULL, code, language_name(code));
         if (!i || n <= MOST_TARGETS || !moetext_model_engine(b->model)) {
             json_open(&j, "targets", '[');
             for (size_t t = 0; t < n; t++)
-                if (moetext_model_hops(b->model, i, t)) json_text(&j, NULL, moetext_model_language(b->model, t));
+                if (lists_direction(b, i, t)) json_text(&j, NULL, moetext_model_language(b->model, t));
             json_close(&j, ']');
         }
         json_close(&j, '}');
@@ -214,8 +215,8 @@ static enum MHD_Result answer_languages(server *s, request *req) {
 static size_t first_target(const backend *b, size_t n) {
     for (size_t target = n > 1; target < n; target++)
         for (size_t from = 0; from < n; from++)
-            if (moetext_model_hops(b->model, from, target)) return target;
-    return n > 1;
+            if (lists_direction(b, from, target)) return target;
+    return b->named || n < 2 ? 0 : 1;
 }
 
 static enum MHD_Result answer_settings(server *s, request *req) {

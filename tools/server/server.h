@@ -244,6 +244,7 @@ struct backend { /* models and their translator. A reload that changes them make
     int greedy;                  /* 1 if chats are greedy by default */
     int samples;                 /* 1 if requests may set sampling parameters */
     time_t began;
+    unsigned char *named;    /* [languages] 1 for languages to list; NULL for all */
     text_detector *detector; /* NULL if languages cannot be detected */
     pthread_t decoder;
 
@@ -394,6 +395,9 @@ const char *request_text(const request *req, size_t i, size_t k, size_t *length)
 void put_text(const request *req, json *j, const char *key, size_t i, size_t k);
 /* Detect the language of text or document `i`. Return -1 if it is unknown. Set *confidence to a value from 0 to 1. */
 ptrdiff_t request_language(server *s, const request *req, size_t i, float *confidence);
+/* Return 1 if interfaces list a language, and if they list a direction. */
+int lists_language(const backend *b, size_t language);
+int lists_direction(const backend *b, size_t source, size_t target);
 /* Return the source language of text or document `i`, as stated by the client or else as detected. */
 ptrdiff_t request_source(server *s, const request *req, size_t i);
 

@@ -66,6 +66,12 @@ ptrdiff_t request_language(server *s, const request *req, size_t i, float *confi
     return language;
 }
 
+int lists_language(const backend *b, size_t language) { return !b->named || b->named[language]; }
+
+int lists_direction(const backend *b, size_t source, size_t target) {
+    return lists_language(b, source) && lists_language(b, target) && moetext_model_hops(b->model, source, target);
+}
+
 ptrdiff_t request_source(server *s, const request *req, size_t i) {
     float confidence;
     return req->source[0] ? moetext_model_language_find(req->backend->model, req->source)
