@@ -11653,9 +11653,9 @@ static void moe_gather_task(void *user, size_t task, size_t thread) {
     const moe_session *s = user;
     const moe_list *list = &s->slots[s->frames[MOE_ENCODER].packed.sentence[task]].list;
     (void)thread;
-    for (size_t i = 0; i < list->w.rows; i++) {
-        moe_copy_row(&s->model->output, (size_t)list->ids[i], &list->w, i);
-        if (list->bias) list->bias[i] = s->model->output_bias[list->ids[i]];
+    for (size_t i = 0; i < moe_round_up(list->w.rows, MOE_Q8_ROWS); i++) { /* fill the last block */
+        moe_copy_row(&s->model->output, (size_t)list->ids[moe_min(i, list->w.rows - 1)], &list->w, i);
+        if (list->bias && i < list->w.rows) list->bias[i] = s->model->output_bias[list->ids[i]];
     }
 }
 
