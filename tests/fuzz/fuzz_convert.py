@@ -134,6 +134,11 @@ def undamaged_decoder(folder):
             make_decoder.write_ranks(at)
         else:
             make_decoder.write_tokeniser(at)
+            with open(at + "/tokenizer.json", encoding="utf-8") as file:
+                tokeniser = json.load(file)
+            tokeniser["added_tokens"].append({**tokeniser["added_tokens"][0], "id": 699, "content": "<s>"})
+            with open(at + "/tokenizer.json", "w", encoding="utf-8") as file:
+                json.dump(tokeniser, file)
         with open(at + "/tokenizer_config.json", "w", encoding="utf-8") as file:
             json.dump(about, file)
         if not number % 2:

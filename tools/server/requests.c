@@ -224,7 +224,7 @@ static int is_gone(int socket) {
  * prompt, after it began or after the last token of a chat. */
 static double deadline(const server *s, const request *req) {
     const double begin = req->progress > req->begin ? req->progress : req->begin;
-    return begin + s->setup->options.timeout * (double)(1 + (req->bytes >> 16) + req->prompt / 1000);
+    return begin + s->setup->options.timeout * (1 + (double)(req->bytes >> 16) + (double)req->prompt / 1000);
 }
 
 void requests_look(server *s) {
