@@ -46,7 +46,7 @@ COMMON   = $(WARN) $(WERROR) -I. $(SYSTEM) $(CFLAGS) $(HARDEN) -ffp-contract=off
 C_FLAGS  = -std=c11 $(COMMON) $(SPEED)
 CXX_FLAGS = -std=c++17 $(COMMON)
 LINK     = $(CXX) $(EXTRA) $(LDFLAGS) $(HARDEN_LINK) -pthread $(filter %.o,$^) $(filter %.a,$^)
-TEXT_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lpcre2-8 -lexttextcat-2.0 -lutf8proc -lm $(CUDA_LIBS)
+TEXT_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lpcre2-8 -lexttextcat-2.0 -lutf8proc -lz -lm $(CUDA_LIBS)
 
 # HARDEN and HARDEN_LINK, Homebrew, names and flags of shared libraries; MPI=1.
 include tools/platform.mk tools/mpi.mk
@@ -90,7 +90,7 @@ $(BUILD)/.deps-%: tools/install-deps $(BUILD)/.compilers
 	@touch $@
 
 # -MMD writes each object's headers to a .d file.
-vpath %.c . tools/programs tools/server tools/text
+vpath %.c . tools/programs tools/server tools/text tools/convert tools/get
 vpath %.cc tools/text
 -include $(wildcard $(BUILD)/*.d)
 
@@ -170,9 +170,12 @@ $(BIN)/$(call shared_name,libmoetext): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.
 	    -lutf8proc -lm $(CUDA_LIBS) -o $@
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoetext,$(SONUMBER))
 
+# Readers of published checkpoints.
+CONVERT_OBJECTS = $(addprefix $(BUILD)/,marian.o marian_bin.o pieces.o yaml.o packed.o sha256.o)
+
 # Objects that programs for text share.
 $(BUILD)/libtext.a: $(addprefix $(BUILD)/,console.o program.o lines.o options.o output.o routing.o json.o measure.o \
-	passes.o calibration.o ranking.o) $(TEXT_OBJECTS)
+	passes.o calibration.o ranking.o) $(CONVERT_OBJECTS) $(TEXT_OBJECTS)
 	rm -f $@
 	$(AR) rcs $@ $^
 

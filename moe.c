@@ -1658,9 +1658,10 @@ static int moe_row_fits(moe_type type, size_t cols, const float *x) {
     return 1;
 }
 
-/* Write x[cols] to row `row` of a matrix blob of `type`; quantised types need scratch [2 * cols padded to 64]. */
-static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, const float *x, void *blob,
-                         int8_t *scratch) {
+/* Write x[cols] to row `row` of a matrix blob of `type`; quantised types need scratch [2 * cols padded to 64]. If `x` is
+ * NULL, `scratch` contains the padded codes of a Q8 row, and *given is its scale. */
+static void moe_pack_codes(moe_type type, size_t rows, size_t cols, size_t row, const float *x, void *blob,
+                           int8_t *scratch, const float *given) {
     const moe_format *format = &moe_formats[type];
     const moe_matrix m = moe_matrix_view(type, rows, cols, blob);
     int8_t *sides = scratch + m.cols_padded, *sides_at;
@@ -1669,7 +1670,7 @@ static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, co
         for (size_t c = 0; c < cols; c++) format->put(blob, row * cols + c, x[c]);
         return;
     }
-    float scale = format->quantise(x, cols, m.cols_padded, scratch, sides);
+    const float scale = x ? format->quantise(x, cols, m.cols_padded, scratch, sides) : *given;
     char *scales = (char *)blob + ((const char *)m.scales - (const char *)blob);
     sides_at = (int8_t *)scales - moe_round_up(rows, MOE_Q8_ROWS) * (m.cols_padded / 64 * m.sides);
     sides_at += moe_side_index(m.cols_padded, m.sides, row, 0);
@@ -1680,6 +1681,10 @@ static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, co
     }
     memcpy(scales + row * 4, &scale, 4);
     memcpy(scales + (moe_round_up(rows, MOE_Q8_ROWS) + row) * 4, &sum, 4);
+}
+static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, const float *x, void *blob,
+                         int8_t *scratch) {
+    moe_pack_codes(type, rows, cols, row, x, blob, scratch, NULL);
 }
 
 /* ---- The formats ---- */
@@ -5051,17 +5056,20 @@ static void moe_put(char *out, size_t *at, const void *data, size_t bytes) {
 
 static void moe_put_entry(char *out, size_t *at, const moe_meta_entry *e) {
     const uint32_t head[2] = { (uint32_t)e->kind, (uint32_t)strlen(e->key) };
+    const char between = (char)(e->integer ? e->integer : '\n');
+    const int many = e->kind == MOE_META_TEXTS;
     moe_put(out, at, head, sizeof head);
     moe_put(out, at, e->key, head[1]);
     *at = moe_round_up(*at, 8);
     if (e->kind == MOE_META_INT) moe_put(out, at, &e->integer, 8);
     if (e->kind == MOE_META_REAL) moe_put(out, at, &e->real, 8);
     if (e->kind < MOE_META_TEXT) return;
-    uint64_t lines = 1;
-    for (size_t i = 0; i < e->text.length; i++) lines += e->text.data[i] == '\n';
-    if (e->kind == MOE_META_TEXTS) moe_put(out, at, &lines, 8);
-    for (size_t begin = 0, end; begin <= e->text.length; begin = end + 1) {
-        for (end = begin; end < e->text.length && (e->kind == MOE_META_TEXT || e->text.data[end] != '\n');) end++;
+    uint64_t n = e->kind == MOE_META_INTS ? e->text.length / 8 : 1;
+    for (size_t i = 0; many && i < e->text.length; i++) n += e->text.data[i] == between;
+    if (e->kind >= MOE_META_INTS) moe_put(out, at, &n, 8);
+    if (e->kind == MOE_META_INTS) moe_put(out, at, e->text.data, (size_t)n * 8);
+    for (size_t begin = 0, end; e->kind != MOE_META_INTS && begin <= e->text.length; begin = end + 1) {
+        for (end = begin; end < e->text.length && !(many && e->text.data[end] == between);) end++;
         const uint64_t length = end - begin;
         moe_put(out, at, &length, 8);
         moe_put(out, at, e->text.data + begin, end - begin);
@@ -5121,6 +5129,18 @@ static void moe_save_rows(moe_save *s, const moe_save_tensor *x) {
     }
 }
 
+/* Write the caller's codes of row `r`. Returns 1, 0 if the caller has none, or -1 if they are invalid. */
+static int moe_save_codes(moe_save *s, size_t index, size_t r, const moe_matrix *to, char *out) {
+    int8_t *codes = (int8_t *)(void *)(s->row + to->cols);
+    float scale = -1.0f;
+    if (!s->given.codes || to->type != MOE_TYPE_Q8 || s->tensors[index].info.experts) return 0;
+    memset(codes, 0, to->cols_padded);
+    if (!s->given.codes(s->given.user, index, r, codes, to->cols, &scale)) return 0;
+    if (!(scale >= 0.0f && scale <= FLT_MAX) || memchr(codes, -128, to->cols)) return -1;
+    moe_pack_codes(to->type, to->rows, to->cols, r, NULL, out, codes, &scale);
+    return 1;
+}
+
 /* Write a matrix of a tensor, or the up or down matrix of expert `piece`, to s->piece, which is zeroed. */
 static moe_status moe_save_matrix(moe_save *s, size_t index, size_t piece, int down) {
     const moe_tensor_info *t = &s->tensors[index].info, *old = s->tensors[index].old;
@@ -5128,6 +5148,11 @@ static moe_status moe_save_matrix(moe_save *s, size_t index, size_t piece, int d
     const moe_matrix from = old ? moe_tensor_matrix(old, moe_tensor_data(s->old, old), piece, down) : to;
     char *out = s->piece + ((const char *)to.data - s->piece);
     for (size_t r = 0; r < to.rows; r++) {
+        const int coded = old ? 0 : moe_save_codes(s, index, r, &to, out);
+        if (coded < 0)
+            return moe_fail(s->error, MOE_ERROR_ARGUMENT, "save", "tensor %.*s has an invalid code or scale",
+                            (int)t->name.length, t->name.data);
+        if (coded) continue;
         if (old) moe_matrix_row(&from, r, s->row);
         else s->given.fill(s->given.user, index, piece, down ? (size_t)t->experts * to.cols + r : r, s->row, to.cols);
         if (!moe_row_fits(t->type, to.cols, s->row))
@@ -5182,7 +5207,7 @@ static moe_status moe_save_run(moe_save *s, const char *path) {
     moe_file f;
     for (size_t i = 0; i < s->given.n_entries; i++) /* moe_file_parse checks the rest */
         if (!s->given.entries[i].key || s->given.entries[i].kind < MOE_META_INT ||
-            (s->given.entries[i].kind > MOE_META_TEXT && s->given.entries[i].kind != MOE_META_TEXTS))
+            s->given.entries[i].kind > MOE_META_TEXTS || s->given.entries[i].kind == MOE_META_REALS)
             return moe_fail(s->error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has no key or an invalid kind",
                             i);
     s->file_bytes = s->header_bytes = moe_save_header(s, NULL);

@@ -652,12 +652,12 @@ moe_status moe_classify(moe_session *session, const float *inputs, size_t rows, 
  * they have their default action, and removes an incomplete file before such a signal ends the process (unless another
  * thread receives the signal). */
 
-typedef struct moe_meta_entry { /* metadata to write: an integer, a real or a text */
+typedef struct moe_meta_entry { /* metadata to write */
     const char *key;            /* 1 to 255 characters of [a-z0-9._-] */
-    moe_meta_kind kind;         /* MOE_META_INT, MOE_META_REAL, MOE_META_TEXT; MOE_META_TEXTS: the lines of `text` */
-    int64_t integer;
+    moe_meta_kind kind;         /* any except MOE_META_REALS */
+    int64_t integer;            /* MOE_META_TEXTS: the byte between the texts; 0: a newline */
     double real;
-    moe_span text; /* UTF-8 */
+    moe_span text; /* UTF-8; MOE_META_BYTES: any bytes; MOE_META_INTS: int64_t [length / 8] */
 } moe_meta_entry;
 typedef struct moe_vector_entry { /* an F32 vector to write */
     const char *name;
@@ -699,6 +699,9 @@ typedef struct moe_tensor_spec {
 /* Fill out[cols] with row `row` of tensor number `tensor`. Expert `piece` has `hidden` rows of a gate matrix (if
  * gated), `hidden` rows of the up matrix and `width` rows of the down matrix. Rows are requested in file order. */
 typedef void (*moe_fill_fn)(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols);
+/* Fill codes[cols] (-127 to 127) and *scale of a row of a Q8 matrix, which are stored unchanged, and return 1. Return 0
+ * to have the numbers of moe_fill_fn quantised instead. */
+typedef int (*moe_codes_fn)(void *user, size_t tensor, size_t row, int8_t *codes, size_t cols, float *scale);
 typedef struct moe_write_params {
     moe_allocator allocator; /* if all members are zero: malloc, realloc, free */
     const moe_meta_entry *entries;
@@ -708,6 +711,7 @@ typedef struct moe_write_params {
     moe_fill_fn fill;
     void *user;
     int gated; /* 1: experts are gated */
+    moe_codes_fn codes; /* may be NULL */
 } moe_write_params;
 moe_status moe_model_write_sized(const char *path, const moe_write_params *params, size_t size, moe_error *error);
 static inline moe_status moe_model_write(const char *path, const moe_write_params *params, moe_error *error) {

@@ -84,6 +84,10 @@ $(BUILD)/stuck.so: tests/server/stuck.c | $(BUILD)/.deps-test
 $(BUILD)/bpe_lines: $(addprefix $(BUILD)/,bpe_lines.o bpe.o bytes.o)
 	$(LINK) $(TEXT_LIBS) -o $@
 
+# Program for tests/convert/test_marian_c.py.
+$(BUILD)/convert_marian: $(addprefix $(BUILD)/,convert_marian.o libtext.a) $(LIBRARY)
+	$(LINK) $(TEXT_LIBS) -o $@
+
 # Programs that are not installed. moe-bench includes moe.c.
 BENCH_PROGRAMS = $(BIN)/moe-bench $(BIN)/moe-make-random
 bench: $(BENCH_PROGRAMS)
@@ -132,7 +136,7 @@ $(CHECKED): $(BUILD)/%.read: %.c $(BUILD)/.flags | $(BUILD)/.deps-build
 	$(CC) $(C_FLAGS) -fsyntax-only -MT $@ -MF $@.d $<
 	@touch $@
 
-NEEDED_BY_TESTS = all $(BIN)/moe-make-random $(addprefix $(BUILD)/,moe-translate-emulated bpe_lines short_io.so \
+NEEDED_BY_TESTS = all $(BIN)/moe-make-random $(addprefix $(BUILD)/,moe-translate-emulated bpe_lines convert_marian short_io.so \
 	stuck.so test_file test_damage test_output) # test_io.py runs the last three
 RUN_SUITES = BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run -j $(JOBS)
 
@@ -228,14 +232,14 @@ tidy: $(BUILD)/.deps-build $(BUILD)/.deps-tidy $(BUILD)/routing-html.inc $(BUILD
 # except `model`, are $(CC)'s normal build.
 FUZZ_CC ?= $(firstword $(shell command -v clang-14) clang)
 FUZZ_PYTHON = documents convert decoder gguf marian-bin marian-npz marian-yml marian-spm shortlist
-FUZZ_TARGETS = model kernels kernels-emulated text bpe lines routing idx server $(FUZZ_PYTHON)
+FUZZ_TARGETS = model kernels kernels-emulated text bpe lines routing idx marian server $(FUZZ_PYTHON)
 SECONDS ?= 20
 FUZZ_SANITIZE = -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize=pointer-overflow,object-size \
 	-fno-sanitize-recover=all -Wno-pass-failed
 FUZZ_LINK = $(CXX) $(EXTRA) -fsanitize=fuzzer -pthread $(filter %.o,$^) $(filter %.a,$^)
 
 # Build all targets, then run JOBS at a time.
-FUZZ_SANITIZED = model text bpe lines routing idx server
+FUZZ_SANITIZED = model text bpe lines routing idx marian server
 fuzz: $(addprefix build/fuzz/,$(filter-out $(FUZZ_SANITIZED),$(FUZZ_TARGETS))) $(BUILD)/moe.o
 	+@$(call make_fuzz,$(FUZZ_SANITIZED:%=build/fuzz/fuzz_%))
 	@printf '%s\n' $(FUZZ_TARGETS) | xargs -P $(JOBS) -I TARGET tests/python tests/fuzz/run TARGET $(SECONDS) $(SEED)
@@ -263,7 +267,7 @@ $(BUILD)/fuzz_model: $(BUILD)/fuzz_model.o
 	$(FUZZ_LINK) -lm -o $@
 
 $(BUILD)/fuzz_text $(BUILD)/fuzz_bpe $(BUILD)/fuzz_lines \
-$(BUILD)/fuzz_routing $(BUILD)/fuzz_idx: %: %.o $(BUILD)/libtext.a $(LIBRARY)
+$(BUILD)/fuzz_routing $(BUILD)/fuzz_idx $(BUILD)/fuzz_marian: %: %.o $(BUILD)/libtext.a $(LIBRARY)
 	$(FUZZ_LINK) $(TEXT_LIBS) -o $@
 
 $(BUILD)/fuzz_server: $(BUILD)/fuzz_server.o $(SERVER_OBJECTS) $(BUILD)/libtext.a $(LIBRARY)

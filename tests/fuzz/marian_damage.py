@@ -11,6 +11,7 @@ import re
 import stat
 import struct
 import subprocess
+import tempfile
 import warnings
 import zipfile
 
@@ -469,3 +470,35 @@ def damage(r, target, at):
         elif r.random() < 0.03:
             changes.append(f"{name} now {replace(r, path)}")
     return ", ".join(changes)
+
+
+# ---- Folders as inputs of fuzz_marian.c ----
+
+NAMES = ("model.bin", "vocab.enpt.spm", "lex.s2t.bin", "decoder.yml", "vocab.yml", "LICENSE", "model.bin.gz",
+         "srcvocab.enpt.spm.gz", "trgvocab.spm")
+
+
+def packed_folder(at):
+    """Return the files of a folder as one input; names[2] of fuzz_marian.c is lex.enpt.s2t.bin."""
+    out = b""
+    for number, name in enumerate(NAMES):
+        if os.path.exists(f"{at}/{name}"):
+            with open(f"{at}/{name}", "rb") as file:
+                data = file.read()
+            data = data.replace(b"lex.s2t.bin", b"lex.enpt.s2t.bin") if name == "decoder.yml" else data
+            out += bytes([number]) + len(data).to_bytes(3, "little") + data
+    return out
+
+
+def write_seeds(made):
+    makers = {f"{target}-{name}": make for target in ("marian-bin", "marian-yml", "marian-spm", "shortlist")
+              for name, make in CASES[target].items()}
+    makers |= {kind: folder(kind, "float32", decoder=False) for kind in ("average", "old", "trained")}
+    for name, make in makers.items():
+        with tempfile.TemporaryDirectory() as at:
+            make(at)
+            if name == "old":
+                with open(at + "/model.bin", "rb") as file:
+                    write(at + "/model.bin.gz", gzip.compress(file.read()))
+                os.unlink(at + "/model.bin")
+            write(f"{made}/{name.replace(' ', '-')}", packed_folder(at))

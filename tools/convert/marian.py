@@ -8,8 +8,10 @@ matrices are [in, out]; intgemm8 and intgemm16 matrices are stored transposed, w
 their codes are copied exactly, with one scale for all rows.
 
 All names, types, shapes and lengths are checked before any data is read. Only one tensor at a time is in memory.
-Unknown and unsupported options are rejected by name.
+Unknown and unsupported options are rejected by name. marian.inc contains the names of files, options and tensors, and
+marian.c reads it too; it must write the same model files.
 """
+import fnmatch
 import hashlib
 import io
 import math
@@ -26,6 +28,7 @@ import hf
 import hf_tokens
 import moefile
 import packed
+import tables
 import torchfile
 from hf_json import object_of, short
 from moefile import FormatError, open_regular
@@ -36,6 +39,9 @@ MAX_ITEMS, LONGEST_NAME, MAX_DIMENSIONS = 1 << 16, 256, 4
 LARGEST_YAML, MAX_LINES, LONGEST_LINE = 1 << 24, 1 << 18, 4096  # limits in bytes, lines (two per token) and characters
 LARGEST_MODEL, SETTINGS = 1 << 36, "special:model.yml"
 SOURCES, TARGETS = 512, 1024  # maximum tokens of models with computed positions, which Marian does not limit
+ROWS = tables.read("marian.inc")
+TENSOR = dict(ROWS["TENSOR"])
+NUMBERS = {int: r"[+-]?[0-9]{1,30}", float: r"[0-9+\-.eE]{1,31}"}
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
@@ -324,8 +330,9 @@ class Options:
 
     def number(self, key, default, least, most, kind=int):
         text = self.text(key, default)
+        text = {"true": "1", "false": "0"}.get(text, text) if kind is float else text
         try:
-            value = kind({"true": "1", "false": "0"}.get(text, text) if kind is float else text)
+            value = kind(text if re.fullmatch(NUMBERS[kind], text) else "")
         except ValueError:
             self.refuse(key)
         if not least <= value <= most:
@@ -341,8 +348,15 @@ class Options:
             self.refuse(key)
         return self.values.get(key, values[0])
 
-    def ignore(self, pattern):
-        self.asked.update(key for key in self.values if re.fullmatch(pattern, key))
+    def ignore(self, rows):
+        patterns = [pattern for keys, in rows for pattern in keys.split()]
+        self.asked.update(key for key in self.values if any(fnmatch.fnmatchcase(key, x) for x in patterns))
+
+    def fixed(self, key, value):
+        """Reject a key unless its value is `value`, the default, or an empty list."""
+        self.asked.add(key)
+        if self.values.get(key, []) not in ([] if value == "[]" else value, []):
+            self.refuse(key)
 
     def end(self):
         for key in self.values:
@@ -352,43 +366,27 @@ class Options:
 
 # ---- Settings --------------------------------------------------------------------------------------------------------
 
-NO_EFFECT = (r"version|dim-rnn|enc-cell|enc-type|skip|(enc|dec)-cell(-(base|high))?-depth|factors-dim-emb|lemma-.*|"
-                r"transformer-(aan-.*|dim-aan|depth-scaling)|bert-.*|ulr-.*|char-.*|"
-                r"tied-embeddings.*|dim-vocabs")
-DEFAULTS = {"ulr": "false", "transformer-pool": "false", "input-types": [], "factors-combine": "sum",
-            "layer-normalization": "false", "right-left": "false", "transformer-no-projection": "false",
-            "transformer-rnn-projection": "false", "transformer-disable-position-embeddings": "false",
-            "lemma-dim-emb": "0", "lemma-dependency": "", "special-vocab": [], "output-approx-knn": [],
-            "embedding-normalization": "false"}
-
-
 def read_model(o):
     """Return the settings of a model as a namespace."""
-    o.one_of("type", "transformer")
-    for key, value in DEFAULTS.items():
-        o.asked.add(key)
-        if o.values.get(key, value) not in (value, []):
-            o.refuse(key)
-    m = types.SimpleNamespace(width=o.number("dim-emb", None, 4, 1 << 16), heads=o.number("transformer-heads", None, 1,
-                                                                                          1 << 10))
+    m = types.SimpleNamespace()
+    for key, value in ROWS["FIXED"]:
+        o.fixed(key, value)
+    for field, key, values, when in ROWS["CHOICE"]:
+        if when in ("", getattr(m, "decoder", None)):
+            setattr(m, field, o.one_of(key, *values.split()))
+    for field, key, default, least, most, when in ROWS["NUMBER"]:
+        if when in ("", m.decoder):
+            setattr(m, field, o.number(key, default or None, least, most))
+    for field, key in ROWS["FLAG"]:
+        setattr(m, field, o.flag(key))
     if m.width % m.heads or m.width % 2:
         o.refuse("transformer-heads")
-    m.layers = {"encoder": o.number("enc-depth", None, 1, 64), "decoder": o.number("dec-depth", None, 1, 64)}
-    m.ffn = {"encoder": o.number("transformer-dim-ffn", None, 1, 1 << 20)}
-    m.ffn["decoder"] = o.number("transformer-decoder-dim-ffn", "0", 0, 1 << 20) or m.ffn["encoder"]
-    o.number("transformer-ffn-depth", "2", 2, 2)
-    if o.number("transformer-decoder-ffn-depth", "0", 0, 2) == 1:
+    if m.decoder_products == 1:
         o.refuse("transformer-decoder-ffn-depth")
-    m.activation = o.one_of("transformer-ffn-activation", "swish", "relu", "gelu")
-    m.decoder = o.one_of("transformer-decoder-autoreg", "self-attention", "rnn", "average-attention")
-    if m.decoder == "rnn" and o.values.get("dec-cell") != "ssru":
+    if m.decoder == "rnn" and o.text("dec-cell") != "ssru":
         o.refuse("dec-cell")
-    o.asked.add("dec-cell")
-    if m.decoder == "average-attention":
-        m.average = {"hidden": o.number("transformer-dim-aan", "2048", 1, 1 << 20),
-                     "depth": o.number("transformer-aan-depth", "2", 1, moefile.key_of("average", "depth").high),
-                     "activation": o.one_of("transformer-aan-activation", "swish", "relu", "gelu"),
-                     "gated": int(not o.flag("transformer-aan-nogate"))}
+    m.layers = {"encoder": m.encoder_layers, "decoder": m.decoder_layers}
+    m.hidden = {"encoder": m.encoder_hidden, "decoder": m.decoder_hidden or m.encoder_hidden}
     ops = [o.text(f"transformer-{x}", default).replace("d", "") for x, default in
            (("preprocess", ""), ("postprocess", "dan"), ("postprocess-top", ""), ("postprocess-emb", "d"))]
     if ops[:2] not in (["", "an"], ["n", "a"]) or not {*ops[2:]} <= {"", "n"}:
@@ -410,21 +408,10 @@ def read_model(o):
             or tied and len(tied) != m.layers["decoder"]:
         o.refuse("transformer-tied-layers")
     m.tied = [int(x) for x in tied] or list(range(1, m.layers["decoder"] + 1))
-    m.bias = not o.flag("output-omit-bias")
-    m.trained = o.flag("transformer-train-position-embeddings")
-    m.all_tied, m.source_tied, m.output_tied = (o.flag("tied-embeddings" + x) for x in ("-all", "-src", ""))
     m.version = o.text("version", "").strip()
-    o.ignore(NO_EFFECT)
+    o.ignore(ROWS["IGNORED"])
     o.end()
     return m
-
-
-DECODER_IGNORED = (r"relative-paths|models|vocabs|mini-batch.*|maxi-batch.*|workspace|cpu-threads|devices|num-devices|"
-                   r"quiet.*|log.*|seed|gemm-precision|alignment|skip-cost|max-length|max-length-crop|max-length-break|"
-                   r"ssplit-mode|ssplit-prefix-file|n-best.*|optimize|no-spm-decode|version|input|output|port|"
-                   r"clip-gemm|quantize-range|int8.*|stat-freq|cache-size|fp16|precision|model-mmap|"
-                   r"ignore-model-config|interpolate-env-vars|dump-quantmult|word-scores|tsv|tsv-fields|"
-                   r"beam-size|normalize|word-penalty|max-length-factor|allow-unk|weights|type")
 
 
 def decoder_meta(o, say):
@@ -433,19 +420,19 @@ def decoder_meta(o, say):
     if o is None:
         say("no decoder.yml or config*.yml: using beam 1, normalize 1 and factor 2, as in Firefox")
         return {**meta, "decode.beam": 1, "decode.length_penalty": 1.0, "decode.max_len_factor": 2.0}, False
-    meta.update({"decode.beam": o.number("beam-size", "12", 1, moefile.MAX_BEAM),
-                 "decode.length_penalty": o.number("normalize", "0", 0, 100, float),
-                 "decode.max_len_factor": o.number("max-length-factor", "3", 0, 1e6, float)})
-    penalty = o.number("word-penalty", "0", -1e6, 1e6, float)
-    if penalty and meta["decode.length_penalty"] != 1:
+    beam = o.number("beam-size", "12", 1, moefile.MAX_BEAM)
+    found = {field: o.number(key, default, least, most, float) for field, key, default, least, most in ROWS["REAL"]}
+    normalize, penalty = found["normalize"], found["word_penalty"]
+    meta.update({"decode.beam": beam, "decode.length_penalty": normalize, "decode.max_len_factor": found["factor"]})
+    if penalty and normalize != 1:
         raise FormatError(f"{o.where}: word-penalty {penalty:g} is supported only with normalize 1, not "
-                          f"{meta['decode.length_penalty']:g}: set it to 0, and compare translations")
+                          f"{normalize:g}: set it to 0, and compare translations")
     if penalty:  # (sum - penalty * length) / length: the same order of hypotheses
         say(f"ignoring word-penalty {penalty:g}: with normalize 1 it only lowers all scores by {penalty:g}")
     if o.texts("weights") not in ([], ["1"], ["1.0"]) or len(o.texts("models")) > 1:
         raise FormatError(f"{o.where}: ensembles are not supported")
     unknown = o.flag("allow-unk")
-    o.ignore(DECODER_IGNORED)
+    o.ignore(ROWS["UNUSED"])
     o.end()
     return meta, unknown
 
@@ -520,9 +507,20 @@ class Builder(hf.Builder):
         if bias:
             self.put(name + ".bias", *(self.take(b, rows // len(sources)) for _, b in sources))
 
-    def sublayer(self, m, side, kind, source, norm, **settings):
-        name = self.layer(side, kind=kind, **settings, norm="before" if m.before else "after", epsilon=1e-6, residual=1)
-        self.norm(name, source + norm, m.width, "_pre" if m.before else "")
+    def sublayer(self, m, side, number, kind, **settings):
+        """Add a sub-layer of layer `number` with its norm and, except for average attention, its products."""
+        (block, after, before), = (row[1:] for row in ROWS["SUBLAYER"] if row[0] == kind)
+        source, sizes = f"{side}_l{number}_{block}", {"width": m.width, "hidden": m.hidden[side]}
+        name = self.layer(side, kind="attention" if kind == "raw" else kind, **settings,
+                          norm="before" if m.before else "after", epsilon=1e-6, residual=1)
+        self.norm(name, source + (before if m.before else after), m.width, "_pre" if m.before else "")
+        if kind == "average":
+            put_products(self, m, name, source)
+        for row, part, sources, bias, rows, cols in ROWS["LINEAR"]:
+            if row == kind and not (kind == "average" and m.average_plain):
+                parts = [x.strip("-") for x in sources.split()]
+                self.linear(f"{name}.{part}", len(parts) * sizes[rows], sizes[cols],
+                            *((f"{source}_W{x}", f"{source}_b{x}") for x in parts), bias=bias)
         return name
 
     def norm_layer(self, side, source, width, suffix=""):
@@ -533,86 +531,72 @@ class Builder(hf.Builder):
             self.put(name + ".norm" + part, self.take(f"{source}_ln_{word}{suffix}", width))
 
 
-def put_attention(b, m, side, source, kind):
-    d, raw = m.width, m.raw and kind == "attention"
-    name = b.sublayer(m, side, kind, source, "_Wo", heads=m.heads, **{"raw": 1} if raw else {})
-    q, k, v, o = ((f"{source}_W{x}", f"{source}_b{x}") for x in "qkvo")
-    if kind == "attention" and not raw:
-        b.linear(name + ".qkv", 3 * d, d, q, k, v)
+def put_products(b, m, name, source):
+    """Add the stacked products of average attention."""
+    cols = m.width
+    for i in range(1, m.average_depth):
+        b.linear(f"{name}.up.{i - 1}", m.average_hidden, cols, (f"{source}_W{i}", f"{source}_b{i}"))
+        cols = m.average_hidden
+    if cols != m.width:
+        b.linear(name + ".down", m.width, cols, tuple(f"{source}_{x}{m.average_depth}" for x in "Wb"))
+
+
+def put_self(b, m, side, number):
+    """Add the sub-layer that reads the side's own tokens."""
+    if side == "decoder" and m.decoder == "average-attention":
+        b.sublayer(m, side, number, "average", hidden=m.average_hidden, depth=m.average_depth,
+                   activation=m.average_activation, gated=int(not m.average_plain))
+    elif side == "decoder" and m.decoder == "rnn":
+        b.sublayer(m, side, number, "ssru")
+    elif m.raw:
+        b.sublayer(m, side, number, "raw", heads=m.heads, raw=1)
     else:
-        b.linear(name + ".q", d, d, q)
-        b.linear(name + ".kv", 2 * d, d, k, v)
-    b.linear(name + ".out", d, d, o)
-    return name
-
-
-def put_average(b, m, side, source):
-    d, a = m.width, m.average
-    name = b.sublayer(m, side, "average", source, "_ffn", **a)
-    cols = d
-    for i in range(1, a["depth"]):
-        b.linear(f"{name}.up.{i - 1}", a["hidden"], cols, (f"{source}_W{i}", f"{source}_b{i}"))
-        cols = a["hidden"]
-    if cols != d:
-        b.linear(name + ".down", d, cols, tuple(f"{source}_{x}{a['depth']}" for x in "Wb"))
-    for part, x in (("input", "i"), ("forget", "f")) * a["gated"]:
-        b.linear(f"{name}.{part}", d, d, (f"{source}_W{x}", f"{source}_b{x}"))
+        b.sublayer(m, side, number, "attention", heads=m.heads)
 
 
 def put_side(b, m, side):
-    d = m.width
     if m.first:
-        b.norm_layer(side, side + "_emb", d, "_pre")
+        b.norm_layer(side, side + "_emb", m.width, "_pre")
     for i, number in enumerate(m.tied if side == "decoder" else range(1, m.layers["encoder"] + 1)):
-        source = f"{side}_l{number}_"
-        if side == "decoder" and m.decoder == "average-attention":
-            put_average(b, m, side, source + "aan")
-        elif side == "decoder" and m.decoder == "rnn":
-            name = b.sublayer(m, side, "ssru", source + "rnn", "" if m.before else "_ffn")
-            b.linear(name + ".input", d, d, (source + "rnn_W", ""), bias=False)
-            b.linear(name + ".forget", d, d, (source + "rnn_Wf", source + "rnn_bf"))
-        else:
-            put_attention(b, m, side, source + "self", "attention")
+        put_self(b, m, side, number)
         if side == "decoder":
-            name = put_attention(b, m, side, source + "context", "cross")
+            name = b.sublayer(m, side, number, "cross", heads=m.heads)
             if i + 1 == m.aligns:  # Marian aligns words by head 0 of this layer (guided alignment)
                 b.meta.update({"align.layer": int(name.removeprefix("decoder.")), "align.heads": 1})
-        name = b.sublayer(m, side, "ffn", source + "ffn", "_ffn", hidden=m.ffn[side], activation=m.activation)
-        b.linear(name + ".up", m.ffn[side], d, (source + "ffn_W1", source + "ffn_b1"))
-        b.linear(name + ".down", d, m.ffn[side], (source + "ffn_W2", source + "ffn_b2"))
+        b.sublayer(m, side, number, "ffn", hidden=m.hidden[side], activation=m.activation)
     if m.top:
-        b.norm_layer(side, side + "_top", d)
+        b.norm_layer(side, side + "_top", m.width)
 
 
 def put_embeddings(b, m, where):
     """Add embeddings, positions and the output matrix. The start token follows the target tokens; its row is zero."""
     d, shared = m.width, m.all_tied or m.source_tied
-    names = ["Wemb"] if shared else ["encoder_Wemb", "decoder_Wemb"]
+    names = [TENSOR["shared"]] if shared else [TENSOR["source"], TENSOR["target"]]
     sizes = [b.stored[n].shape[0] if n in b.stored and len(b.stored[n].shape) == 2 else 0 for n in names]
     m.source_vocabulary, m.targets, m.shared = sizes[0], sizes[-1], shared
     if not all(4 <= n < moefile.MAX_VOCABULARY for n in sizes):
         raise FormatError(f"{where}: tensor {' or '.join(names)} is missing or not an embedding matrix")
     start = Part((1, d))
     if not shared:
-        b.put("source.embedding.weight", b.take("encoder_Wemb", sizes[0], d, as_shown=True))
+        b.put("source.embedding.weight", b.take(names[0], sizes[0], d, as_shown=True))
     table = b.take(names[-1], sizes[-1], d, as_shown=True)
     b.put("embedding.weight" if shared else "target.embedding.weight", table, start)
     if not (m.all_tied or m.output_tied):
-        own = "decoder_ff_logit_out_W"
+        own = TENSOR["output"]
         b.put("output.weight", b.take(own + "t", m.targets, d, as_shown=True) if own + "t" in b.stored
               else b.take(own, d, m.targets), start)
-    if m.bias:
-        bias = b.take("decoder_ff_logit_out_b", m.targets)
-        b.put("output.bias", bias, Part((1,)))
+    if not m.no_bias:
+        b.put("output.bias", b.take(TENSOR["output_bias"], m.targets), Part((1,)))
     if not m.trained:
         m.positions = TARGETS
         b.tensors["positions.weight"] = hf.Rows((TARGETS, d), [lambda rows: (
             hf.m2m_positions(at - 2, min(rows, TARGETS - at), d) for at in range(0, TARGETS, rows))])
         return
-    m.positions = b.stored["Wpos"].shape[0] if "Wpos" in b.stored and b.stored["Wpos"].shape else 0
+    table = TENSOR["positions"]
+    m.positions = b.stored[table].shape[0] if table in b.stored and b.stored[table].shape else 0
     if not 2 <= m.positions <= moefile.LONGEST:
-        raise FormatError(f"{where}: tensor Wpos is missing or not a matrix of positions")
-    b.put("positions.weight", b.take("Wpos", m.positions, d, as_shown=True))
+        raise FormatError(f"{where}: tensor {table} is missing or not a matrix of positions")
+    b.put("positions.weight", b.take(table, m.positions, d, as_shown=True))
 
 
 # ---- Vocabularies ----------------------------------------------------------------------------------------------------
@@ -665,12 +649,13 @@ def tokens_meta(m, folder, paths, say):
     sizes = m.source_vocabulary, m.targets
     if m.shared and paths[0] != paths[1]:
         raise FormatError(f"{paths[1]}: source and target share an embedding, but not a vocabulary")
-    if all(re.search(r"\.spm(\.gz|\.zst)?\Z", p) for p in paths):
+    own = all(re.search(r"\.spm(\.gz|\.zst)?\Z", p) for p in paths)  # the vocabularies are SentencePiece models
+    if own:
         models = [read_spm(p) for p in paths]
         ids = [spm_ids(p, pieces, size) for p, (_, pieces), size in zip(paths, models, sizes)]
     else:
         ids = [yml_vocabulary(p, size) for p, size in zip(paths, sizes)]
-        cuts = [find(folder, rf"{x}\.spm") for x in ("source", "target")]
+        cuts = [find(folder, x + "_pieces") for x in ("source", "target")]
         if not all(cuts):
             other = "".join(f"; {x} requires Moses' tokenisation, which is not supported"
                             for x in sorted(os.listdir(folder)) if x.endswith(".bpe"))
@@ -678,12 +663,11 @@ def tokens_meta(m, folder, paths, say):
         models = [read_spm(p) for p in cuts] if all(cuts) else None
     source, target = ids
     meta = {"token.eos": target["</s>"], "token.unk": target["<unk>"], "source.tag": 0, "tokenizer.kind": "none"}
-    plain = m.shared and models and models[0][0] == models[1][0] and paths[0].find(".spm") > 0
     if models:
         meta.update({"tokenizer.kind": "sentencepiece", "tokenizer.model": models[0][0]})
         if models[1][0] != models[0][0]:
             meta["tokenizer.target_model"] = models[1][0]
-    if not plain:
+    if not (m.shared and own):
         meta["vocabulary.pieces"] = hf_tokens.names_of(target, m.targets + 1, paths[1])
     if not m.shared:
         meta.update({"source.vocab.size": m.source_vocabulary, "source.token.eos": source["</s>"],
@@ -702,10 +686,12 @@ def tokens_meta(m, folder, paths, say):
 
 # ---- Folders ---------------------------------------------------------------------------------------------------------
 
-def find(folder, pattern, but=r"\Z."):
-    """Return a folder's only file with a matching name, compressed or not, or None if no name matches."""
-    found = sorted(x for x in os.listdir(folder) if re.fullmatch(rf"(?:{pattern})(\.gz|\.zst)?", x)
-                   and not re.search(but, x))
+def find(folder, what):
+    """Return a folder's only file of a kind in marian.inc, compressed or not, or None if there is none."""
+    (names, excluded), = (row[1:] for row in ROWS["FILES"] if row[0] == what)
+    found = sorted(x for x in os.listdir(folder)
+                   if any(fnmatch.fnmatchcase(re.sub(r"\.(gz|zst)\Z", "", x), name) for name in names.split())
+                   and not any(fnmatch.fnmatchcase(x, name) for name in excluded.split()))
     if len(found) > 1:
         raise FormatError(f"{folder} contains {' and '.join(found)}: keep one or specify the model file")
     return os.path.join(folder, found[0]) if found else None
@@ -723,7 +709,7 @@ def named(folder, name):
 def find_shortlist(folder, o, say):
     """Return the path of the model's lexical shortlist, or None if missing."""
     if o is None:
-        return find(folder, r"lex\..*\.bin")
+        return find(folder, "shortlist")
     for name in o.texts("shortlist")[:1]:
         try:
             return named(folder, name)
@@ -736,7 +722,7 @@ def read_licence(folder, licence, say):
     """Return general.licence as given, else as found in the folder."""
     if licence:
         return licence
-    path = find(folder, "LICEN[CS]E(\\.txt|\\.md)?")
+    path = find(folder, "licence")
     if path:
         return read_text(path).replace("\r\n", "\n")
     say("unknown licence: look up the licence of the model and pass it with --licence")
@@ -748,7 +734,7 @@ def read_marian(given, licence="", say=lambda message: None):
     folder = given if os.path.isdir(given) else os.path.dirname(given) or "."
     if re.search(r"\.(ya?ml|json|spm)\Z", given):
         raise FormatError(f"{given}: not a Marian model: name its folder, or the .bin or .npz")
-    config = find(folder, r"decoder\.yml") or find(folder, r"config.*\.yml")
+    config = find(folder, "decoder") or find(folder, "config")
     o = Options(read_text(config), config) if config else None
     lists = find_shortlist(folder, o, say)
     decode, unknown = decoder_meta(o, say)
@@ -757,15 +743,15 @@ def read_marian(given, licence="", say=lambda message: None):
     elif o and o.texts("models"):
         path = named(folder, o.texts("models")[0])
     else:
-        path = find(folder, r".*\.(npz|bin)", r"optimizer\.npz|s2t\.bin|^lex\.")
+        path = find(folder, "model")
         if not path:
             raise FormatError(f"{folder} contains no Marian model (.npz or .bin)")
     file = packed.unpacked(path, LARGEST_MODEL, "a model")
     if o and o.texts("vocabs"):
         vocabs = [named(folder, x) for x in o.texts("vocabs")]
     else:
-        one = find(folder, r"vocab.*\.spm|.*vocab\.(yml|json)", "^(src|trg)vocab")
-        vocabs = [one, one] if one else [find(folder, rf"{x}vocab.*\.(spm|yml|json)") for x in ("src", "trg")]
+        one = find(folder, "vocabulary")
+        vocabs = [one, one] if one else [find(folder, x + "_vocabulary") for x in ("source", "target")]
     if len(vocabs) != 2 or not all(vocabs):
         raise FormatError(f"{folder}: found {sum(map(bool, vocabs))} vocabularies, expected two")
     items, settings = (read_npz if re.search(r"\.npz(\.gz|\.zst)?\Z", path) else read_bin)(file, path)
