@@ -7,9 +7,8 @@
 #include <dirent.h>
 #include <sys/stat.h>
 
-static const char *const names[] = { "model.bin",   "vocab.enpt.spm", "lex.enpt.s2t.bin", "decoder.yml",
-                                     "vocab.yml",   "LICENSE",        "model.bin.gz",     "srcvocab.enpt.spm.gz",
-                                     "trgvocab.spm" };
+static const char *const names[] = { "model.bin", "vocab.enpt.spm", "lex.enpt.s2t.bin",     "decoder.yml", "vocab.yml",
+                                     "LICENSE",   "model.bin.gz",   "srcvocab.enpt.spm.gz", "trgvocab.spm" };
 enum { NAMES = sizeof names / sizeof *names, LIST = 2 };
 
 static char in[128], out_folder[128], out[160];
@@ -33,8 +32,7 @@ static void write_list(const char *path, const uint8_t *data, size_t size) {
     uint64_t hash = 0;
     if (!copy) abort();
     memcpy(copy, data, size);
-    for (size_t at = 16; at + 8 <= size; at += 8)
-        hash ^= word_at(copy + at) + 0x9e3779b9u + (hash << 6) + (hash >> 2);
+    for (size_t at = 16; at + 8 <= size; at += 8) hash ^= word_at(copy + at) + 0x9e3779b9u + (hash << 6) + (hash >> 2);
     if (size >= 16) memcpy(copy + 8, &hash, 8);
     fuzz_write(path, copy, size);
     free(copy);

@@ -42,9 +42,9 @@ def write(path, data):
         file.write(data)
 
 
-def lists(size, r):
+def lists(size, r, targets=None):
     """Return the bytes of a random binary shortlist for `size` tokens."""
-    rows = [sorted(r.sample(range(size), r.randrange(8))) for _ in range(size)]
+    rows = [sorted(r.sample(range(targets or size), r.randrange(8))) for _ in range(size)]
     offsets = np.cumsum([0] + [len(x) for x in rows])
     return sealed(np.array([5, 50, len(offsets), offsets[-1]], "<u8").tobytes() + offsets.astype("<u8").tobytes()
                   + np.array([i for x in rows for i in x], "<u4").tobytes())

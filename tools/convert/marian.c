@@ -8,12 +8,14 @@
 #include "tools/convert/marian_bin.h"
 #include "tools/convert/pieces.h"
 
+#include <errno.h>
 #include <fnmatch.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { SOURCES = 512, TARGETS = 1024 }; /* maximum tokens of models with computed positions */
@@ -37,8 +39,8 @@ typedef struct settings {
     int before;  /* 1: norms precede the sub-layers */
     int raw;     /* 1: keys and values use inputs without norm */
     int top, first;
-    int64_t aligns;      /* decoder layer, from 1, that aligns words */
-    int64_t tied[64];    /* [decoder_layers] number of the layer in the file */
+    int64_t aligns;   /* decoder layer, from 1, that aligns words */
+    int64_t tied[64]; /* [decoder_layers] number of the layer in the file */
     moe_span version;
     size_t sources, targets, positions;
     int shared; /* 1: source and target share a vocabulary */
@@ -221,13 +223,6 @@ static int named(job *j, moe_span name, const char **path) {
                   yaml_short(name, word, sizeof word));
 }
 
-static int is_folder(const char *path) {
-    packed_names names = { 0 };
-    const int found = packed_list(path, &names, NULL) == MOE_OK;
-    packed_names_free(&names);
-    return found;
-}
-
 /* ---- decoder.yml ---- */
 
 /* Return the number of texts of a key. */
@@ -275,7 +270,7 @@ static int read_search(job *j) {
         return 1;
     }
     if (!failed(j, yaml_whole(map, "beam-size", "12", 1, MOE_MAX_BEAM, &s->beam, j->error))) return 0;
-#define REAL(field, key, otherwise, least, most) \
+#define REAL(field, key, otherwise, least, most)                                                \
     if (!failed(j, yaml_real(map, key, otherwise, least, most, &s->field, j->error))) return 0;
 #include "tools/convert/marian.inc"
 #undef REAL
@@ -370,8 +365,8 @@ static int read_version(job *j) {
                       "invalid version '%.40s': transformer-preprocess n requires the version, because keys have been "
                       "normalised since v1.10.28",
                       copy);
-    s->raw = s->before && (numbers[0] < 1 || (numbers[0] == 1 && (numbers[1] < 10 || (numbers[1] == 10 &&
-                                                                                     numbers[2] < 28))));
+    s->raw = s->before &&
+             (numbers[0] < 1 || (numbers[0] == 1 && (numbers[1] < 10 || (numbers[1] == 10 && numbers[2] < 28))));
     while (v.length && strchr(" \t\n\v\f\r\x1c\x1d\x1e\x1f", *v.data) && *v.data) v.data++, v.length--;
     while (v.length && strchr(" \t\n\v\f\r\x1c\x1d\x1e\x1f", v.data[v.length - 1]) && v.data[v.length - 1]) v.length--;
     s->version = v;
@@ -397,7 +392,8 @@ static int read_layers(job *j) {
 
 static int read_fixed(job *j, const char *key, const char *value) {
     const yaml_entry *e = yaml_find(&j->model_map, key);
-    if (!e || (e->list && !e->count) || (!e->list && text_span_is(j->model_map.texts[e->first], value) && *value != '['))
+    if (!e || (e->list && !e->count) ||
+        (!e->list && text_span_is(j->model_map.texts[e->first], value) && *value != '['))
         return 1;
     return failed(j, yaml_refuse(&j->model_map, key, j->error));
 }
@@ -409,15 +405,15 @@ static int read_settings(job *j) {
     const yaml_map *map = &j->model_map;
     settings *s = &j->s;
     moe_span cell;
-#define FIXED(key, value) \
+#define FIXED(key, value)                     \
     if (!read_fixed(j, key, value)) return 0;
-#define CHOICE(field, key, values, when) \
+#define CHOICE(field, key, values, when)                                                             \
     if (is_for(s, when) && !failed(j, yaml_choice(map, key, values, &s->field, j->error))) return 0;
-#define NUMBER(field, key, otherwise, least, most, when)                                                         \
-    if (is_for(s, when) &&                                                                                       \
-        !failed(j, yaml_whole(map, key, *otherwise ? otherwise : NULL, least, most, &s->field, j->error)))       \
+#define NUMBER(field, key, otherwise, least, most, when)                                                   \
+    if (is_for(s, when) &&                                                                                 \
+        !failed(j, yaml_whole(map, key, *otherwise ? otherwise : NULL, least, most, &s->field, j->error))) \
         return 0;
-#define FLAG(field, key) \
+#define FLAG(field, key)                                                                \
     if (!failed(j, yaml_choice(map, key, "false true", &s->field, j->error))) return 0;
 #include "tools/convert/marian.inc"
 #undef FIXED
@@ -620,7 +616,12 @@ static int may_be_coded(const char *name) {
 static void take(job *j, tensor *t, const char *name, size_t rows, int as_shown) {
     bin_item *item = bin_find(&j->bin, name);
     if (j->status || !t) return;
-    const size_t shape[2] = { !t->cols ? 1 : as_shown ? rows : t->cols, t->cols && !as_shown ? rows : t->cols ? t->cols : rows };
+    const size_t shape[2] = { !t->cols   ? 1
+                              : as_shown ? rows
+                                         : t->cols,
+                              t->cols && !as_shown ? rows
+                              : t->cols            ? t->cols
+                                                   : rows };
     if (!item) {
         refuse(j, j->model_name, "tensor %.80s is missing: the settings require shape [%zu, %zu]", name, shape[0],
                shape[1]);
@@ -844,7 +845,8 @@ static void put_output(job *j) {
     take_zeros(j, t);
 }
 
-/* Put the layers in the metadata and all tensors in file order, and reject tensors that the settings do not describe. */
+/* Put the layers in the metadata and all tensors in file order, and reject tensors that the settings do not describe.
+ */
 static int put_model(job *j) {
     put_embeddings(j);
     for (int side = 0; side < 2; side++) put_side(j, side);
@@ -966,8 +968,8 @@ static int put_tokens(job *j) {
     put_int(j, "source.tag", 0);
     put_text(j, "tokenizer.kind", models[0] ? "sentencepiece" : "none");
     if (models[0]) put_span(j, "tokenizer.model", MOE_META_BYTES, models[0]->data, models[0]->size);
-    if (models[0] && (models[0]->size != models[1]->size ||
-                      memcmp(models[0]->data, models[1]->data, models[0]->size) != 0))
+    if (models[0] &&
+        (models[0]->size != models[1]->size || memcmp(models[0]->data, models[1]->data, models[0]->size) != 0))
         put_span(j, "tokenizer.target_model", MOE_META_BYTES, models[1]->data, models[1]->size);
     for (int i = 0; i < 2 && !plain; i++) {
         const size_t n = i ? s->sources : s->targets + 1;
@@ -1018,7 +1020,8 @@ static int check_list(job *j, const char *name, size_t tokens) {
     for (size_t i = 0; i < tokens; i++) {
         const uint64_t begin = list_begin(l, i), end = list_begin(l, i + 1);
         if (begin > end || end > l->n_ids)
-            return refuse(j, name, "the shortlist's offsets do not ascend from 0 to %llu", (unsigned long long)l->n_ids);
+            return refuse(j, name, "the shortlist's offsets do not ascend from 0 to %llu",
+                          (unsigned long long)l->n_ids);
         for (uint64_t k = begin; k < end; k++)
             if (list_id(l, (size_t)k) > last || (k > begin && list_id(l, (size_t)k) <= list_id(l, (size_t)k - 1)))
                 return refuse(j, name, "the shortlist's ids do not ascend or are out of range (0 to %zu)", last);
@@ -1126,7 +1129,8 @@ static void fill(void *user, size_t index, size_t piece, size_t row, float *out,
     if (j->given->type != MOE_TYPE_Q8 || !t->cols || t->f32) return;
     for (size_t i = 0; i < cols; i++) largest = fabsf(out[i]) > largest ? fabsf(out[i]) : largest;
     if (largest > 0 && isinf(127.0f / largest)) {
-        refuse(j, j->model_name, "tensor %.40s: a row's largest weight is too small to quantise (below 4e-37)", t->name);
+        refuse(j, j->model_name, "tensor %.40s: a row's largest weight is too small to quantise (below 4e-37)",
+               t->name);
         out[0] = NAN; /* moe_model_write stops */
     }
 }
@@ -1167,12 +1171,17 @@ static int write_model(job *j) {
 }
 
 static int convert(job *j) {
-    const int from_folder = is_folder(j->given->path);
-    const size_t length = (size_t)(packed_base(j->given->path) - j->given->path);
-    j->folder = from_folder ? keep(j, j->given->path, strlen(j->given->path))
-                : length    ? keep(j, j->given->path, length > 1 ? length - 1 : 1)
+    const char *path = j->given->path;
+    const size_t length = (size_t)(packed_base(path) - path);
+    struct stat about;
+    if (stat(path, &about) != 0)
+        return failed(j, text_fail(j->error, MOE_ERROR_IO, packed_base(path), "cannot open %.160s: %s", path,
+                                   strerror(errno)));
+    const int from_folder = S_ISDIR(about.st_mode);
+    j->folder = from_folder ? keep(j, path, strlen(path))
+                : length    ? keep(j, path, length > 1 ? length - 1 : 1)
                             : keep(j, ".", 1);
-    if (!from_folder) j->model = j->given->path;
+    if (!from_folder) j->model = path;
     return j->folder && failed(j, packed_list(j->folder, &j->names, j->error)) && open_config(j) && find_shortlist(j) &&
            read_search(j) && find_files(j) && open_model(j) && read_sizes(j) && read_vocabularies(j) && read_list(j) &&
            put_general(j, from_folder) && put_model(j) && (put_search(j), put_tokens(j)) && (put_list(j), 1) &&

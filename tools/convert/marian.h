@@ -1,7 +1,7 @@
 /* marian.h - converts Marian's own model files (Firefox's and Bergamot's students, OPUS-MT) to model files.
  *
- * Writes the same bytes as tools/convert/convert.py --from marian, which also reads .npz archives, vocabularies in JSON,
- * shortlists in text and files compressed by zstd.
+ * Writes the same bytes as tools/convert/convert.py --from marian, which also reads .npz archives, vocabularies in
+ * JSON, shortlists in text and files compressed by zstd.
  */
 #ifndef CONVERT_MARIAN_H
 #define CONVERT_MARIAN_H
@@ -12,8 +12,8 @@ typedef struct marian_files {
     const char *path; /* a folder with one model, or the model in it; the vocabularies are next to the model */
     const char *name; /* general.name; NULL: name of the folder, or of the model without its extension */
     const char *description, *attribution; /* general.*; may be NULL */
-    const char *licence; /* general.licence; NULL: the text of the folder's LICENSE, if it has one */
-    moe_type type;       /* number format of matrices; intgemm8 becomes MOE_TYPE_Q8 without rounding */
+    const char *licence;                   /* general.licence; NULL: the text of the folder's LICENSE, if it has one */
+    moe_type type; /* number format of matrices; intgemm8 becomes MOE_TYPE_Q8 without rounding */
     void (*note)(void *user, const char *message); /* receives what was missing and its consequence; may be NULL */
     void *user;
 } marian_files;

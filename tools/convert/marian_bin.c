@@ -1,6 +1,6 @@
 /* marian_bin.c - see marian_bin.h. All integers are little-endian:
- *   u64 version, u64 n; n x { u64 name length with NUL, u64 type, u64 dimensions, u64 bytes }; names; shapes, int32 each;
- *   u64 padding, so that the data starts at a multiple of 256; data of the items in order */
+ *   u64 version, u64 n; n x { u64 name length with NUL, u64 type, u64 dimensions, u64 bytes }; names; shapes, int32
+ * each; u64 padding, so that the data starts at a multiple of 256; data of the items in order */
 #include "tools/convert/marian_bin.h"
 
 #include <math.h>
@@ -115,7 +115,8 @@ static moe_status read_items(reader *r, bin_file *bin, size_t n, const uint8_t *
     for (size_t i = 0; i < n; i++) { /* the others are marked as taken */
         int kept = 0;
         const uint8_t *head = heads + i * HEAD_BYTES;
-        if ((status = read_data(r, bin, &bin->items[i], number(head + 8, 8), number(head + 24, 8), &kept))) return status;
+        if ((status = read_data(r, bin, &bin->items[i], number(head + 8, 8), number(head + 24, 8), &kept)))
+            return status;
         bin->items[i].taken = !kept;
     }
     if (r->at != r->file->size)
@@ -175,8 +176,8 @@ moe_status bin_check(const bin_item *item, const char *name, moe_error *error) {
         valid = short_at(item->data + 2 * i) != INT16_MIN;
     if (valid) return MOE_OK;
     return text_fail(error, MOE_ERROR_FORMAT, name,
-                     "%.80s: tensor %.80s has an invalid multiplier %g or a code out of range: damaged", name, item->name,
-                     (double)multiplier);
+                     "%.80s: tensor %.80s has an invalid multiplier %g or a code out of range: damaged", name,
+                     item->name, (double)multiplier);
 }
 
 void bin_numbers(const bin_item *item, size_t at, size_t step, float *out, size_t n) {

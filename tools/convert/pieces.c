@@ -85,8 +85,7 @@ static moe_status damaged(const char *name, const char *problem, moe_error *erro
 /* Return the id of a piece, or -1. */
 static int32_t id_of(const pieces *p, const text_index *index, moe_span piece) {
     size_t at = 0;
-    for (uint32_t i, hash = text_hash(piece.data, piece.length);
-         (i = text_index_next(index, hash, &at)) != TEXT_NONE;)
+    for (uint32_t i, hash = text_hash(piece.data, piece.length); (i = text_index_next(index, hash, &at)) != TEXT_NONE;)
         if (p->names[i].length == piece.length && memcmp(p->names[i].data, piece.data, piece.length) == 0)
             return (int32_t)i;
     return -1;
@@ -116,8 +115,8 @@ static moe_status read_pieces(pieces *p, const char *name, text_index *index, mo
     }
     if (more < 0) return damaged(name, "not a SentencePiece model, or damaged", error);
     if (n != p->n)
-        return text_fail(error, MOE_ERROR_FORMAT, name, "%.100s: %s%zu pieces do not match the model's %zu tokens", name,
-                         n > p->n ? "at least " : "", n, p->n);
+        return text_fail(error, MOE_ERROR_FORMAT, name, "%.100s: %s%zu pieces do not match the model's %zu tokens",
+                         name, n > p->n ? "at least " : "", n, p->n);
     p->eos = id_of(p, index, end);
     p->unk = id_of(p, index, unknown);
     if (p->eos < 0 || first < 0) return damaged(name, "</s> or the unknown piece is missing", error);
@@ -132,7 +131,8 @@ moe_status pieces_open_spm(const char *path, const char *beside, packed_file *fi
     if (status) return status;
     spm *tokeniser = spm_new(file->data ? (const char *)file->data : "", file->size, why, sizeof why);
     if (!tokeniser)
-        status = text_fail(error, MOE_ERROR_FORMAT, name, "%.80s: not a SentencePiece model, or damaged: %s", name, why);
+        status =
+            text_fail(error, MOE_ERROR_FORMAT, name, "%.80s: not a SentencePiece model, or damaged: %s", name, why);
     spm_free(tokeniser);
     if (status) packed_close(file);
     return status;
@@ -171,16 +171,16 @@ static moe_status read_map(pieces *p, const char *name, moe_error *error) {
         moe_span piece = e->key;
         char word[64], key[64];
         if (id < 0 || (size_t)id >= p->n) {
-            status = text_fail(error, MOE_ERROR_FORMAT, name,
-                               "%.60s: invalid id %s for %s: the model has %zu tokens", name,
-                               yaml_short(text, word, sizeof word), yaml_short(piece, key, sizeof key), p->n);
+            status = text_fail(error, MOE_ERROR_FORMAT, name, "%.60s: invalid id %s for %s: the model has %zu tokens",
+                               name, yaml_short(text, word, sizeof word), yaml_short(piece, key, sizeof key), p->n);
         } else if (seen[id]) {
             status = text_fail(error, MOE_ERROR_FORMAT, name, "%.100s: duplicate id %d", name, (int)id);
         } else {
             seen[id] = 1;
             if (id < 2 && is_special(id, piece)) piece = special[id];
             for (int k = 0; k < 2; k++) {
-                if (piece.length != special[k].length || memcmp(piece.data, special[k].data, piece.length) != 0) continue;
+                if (piece.length != special[k].length || memcmp(piece.data, special[k].data, piece.length) != 0)
+                    continue;
                 if (found[k] >= 0) p->names[found[k]] = (moe_span){ NULL, 0 };
                 found[k] = id;
             }

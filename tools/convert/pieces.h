@@ -13,7 +13,8 @@ typedef struct pieces {
     int32_t eos, unk;
 } pieces;
 
-/* Read a .spm or .yml file with ids below `n`. `name`: the file's name, which must remain valid. Errors as in packed.h. */
+/* Read a .spm or .yml file with ids below `n`. `name`: the file's name, which must remain valid. Errors as in packed.h.
+ */
 moe_status pieces_read(const char *path, const char *name, size_t n, const char *beside, pieces *p, moe_error *error);
 /* Map a SentencePiece model and check it, without reading its pieces. */
 moe_status pieces_open_spm(const char *path, const char *beside, packed_file *file, moe_error *error);

@@ -40,7 +40,7 @@ moe_status yaml_real(const yaml_map *map, const char *key, const char *otherwise
                      double *value, moe_error *error);
 /* Set *value to the index of a key's text in `choices`, words separated by spaces; the first is the default. */
 moe_status yaml_choice(const yaml_map *map, const char *key, const char *choices, int *value, moe_error *error);
-void yaml_ignore(const yaml_map *map, const char *keys); /* mark keys as asked; * matches any characters */
+void yaml_ignore(const yaml_map *map, const char *keys);            /* mark keys as asked; * matches any characters */
 moe_status yaml_reject_rest(const yaml_map *map, moe_error *error); /* error if a key was not asked */
 moe_status yaml_refuse(const yaml_map *map, const char *key, moe_error *error); /* "KEY VALUE is not supported" */
 
