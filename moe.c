@@ -1658,8 +1658,8 @@ static int moe_row_fits(moe_type type, size_t cols, const float *x) {
     return 1;
 }
 
-/* Write x[cols] to row `row` of a matrix blob of `type`; quantised types need scratch [2 * cols padded to 64]. If `x` is
- * NULL, `scratch` contains the padded codes of a Q8 row, and *given is its scale. */
+/* Write x[cols] to row `row` of a matrix blob of `type`; quantised types need scratch [2 * cols padded to 64]. If `x`
+ * is NULL, `scratch` contains the padded codes of a Q8 row, and *given is its scale. */
 static void moe_pack_codes(moe_type type, size_t rows, size_t cols, size_t row, const float *x, void *blob,
                            int8_t *scratch, const float *given) {
     const moe_format *format = &moe_formats[type];

@@ -710,7 +710,7 @@ typedef struct moe_write_params {
     size_t n_tensors;
     moe_fill_fn fill;
     void *user;
-    int gated; /* 1: experts are gated */
+    int gated;          /* 1: experts are gated */
     moe_codes_fn codes; /* may be NULL */
 } moe_write_params;
 moe_status moe_model_write_sized(const char *path, const moe_write_params *params, size_t size, moe_error *error);
