@@ -100,6 +100,14 @@ def expect():
         file.writelines(out)
 
 
+@test.needs(sentencepiece, "SentencePiece")
+def the_converter_in_c_writes_the_same_bytes():
+    import test_marian_c
+    for pair in TEXTS:
+        for kind in "q8", "f32":
+            test_marian_c.assert_same(folder(pair), kind)
+
+
 def tokens(pair, texts, *options):
     lines = [" ".join(map(str, ids)) for ids in sources(pair, texts)]
     found = run([TRANSLATE, "-m", converted(pair, "f32"), "--raw-ids", "--json", *options], lines).lines

@@ -1830,6 +1830,109 @@ TEST(gated_and_plain_experts_are_written) {
     }
 }
 
+/* Codes of row `row`: -row to row; the last tensor has none. */
+static int some_codes(void *user, size_t tensor, size_t row, int8_t *codes, size_t cols, float *scale) {
+    if (tensor) return 0;
+    for (size_t c = 0; c < cols; c++) codes[c] = (int8_t)(c % (2 * row + 1)) - (int8_t)row;
+    *scale = *(const float *)user;
+    return 1;
+}
+
+/* Codes of the caller are stored unchanged; other rows are quantised. */
+TEST(given_codes_are_written) {
+    enum { ROWS = 129, COLS = 300 };
+    static const moe_tensor_spec both[] = { { "a", MOE_TYPE_Q8, 2, { ROWS - 1, COLS } },
+                                            { "b", MOE_TYPE_Q8, 2, { 3, 4 } },
+                                            { "a", MOE_TYPE_Q8, 2, { ROWS, COLS } } };
+    static const float wrong[] = { -1.0f, NAN, INFINITY };
+    const char *path = in_directory("written.bin");
+    float scale = 0.25f, row[COLS];
+    moe_write_params p = { .tensors = both,
+                           .n_tensors = 2,
+                           .fill = numbered_rows,
+                           .codes = some_codes,
+                           .user = &scale };
+    moe_error e;
+    assert_int_equal(moe_model_write(path, &p, &e), MOE_OK);
+    mw_image image = read_file(path);
+    const char *data = (const char *)image.data + image.bytes - moe_matrix_bytes(MOE_TYPE_Q8, 3, 4);
+    const moe_matrix b = moe_matrix_view(MOE_TYPE_Q8, 3, 4, data);
+    const moe_matrix a =
+        moe_matrix_view(MOE_TYPE_Q8, ROWS - 1, COLS, data - moe_matrix_bytes(MOE_TYPE_Q8, ROWS - 1, COLS));
+    for (size_t r = 0; r < ROWS - 1; r++) {
+        int32_t sum = 0;
+        moe_matrix_row(&a, r, row);
+        for (size_t c = 0; c < COLS; c++) {
+            const int code = (int)(c % (2 * r + 1)) - (int)r;
+            sum += code;
+            assert_true(row[c] == 0.25f * (float)code);
+        }
+        assert_int_equal(((const int32_t *)(const void *)(a.scales + moe_round_up(ROWS - 1, MOE_Q8_ROWS)))[r], sum);
+    }
+    moe_matrix_row(&b, 2, row);
+    assert_true(row[0] > 1.99f && row[0] < 2.01f);
+    free(image.data);
+    remove(path);
+    p.tensors = &both[2]; /* its last row has the code -128 */
+    p.n_tensors = 1;
+    assert_int_equal(moe_model_write(path, &p, &e), MOE_ERROR_ARGUMENT);
+    assert_string_equal(e.message, "tensor a has an invalid code or scale");
+    p.tensors = both;
+    for (size_t i = 0; i < MOE_COUNT(wrong); i++) {
+        scale = wrong[i];
+        assert_int_equal(moe_model_write(path, &p, &e), MOE_ERROR_ARGUMENT);
+    }
+    assert_false(exists(path));
+}
+
+/* Metadata of every kind that can be written. */
+TEST(bytes_integers_and_texts_are_written) {
+    static const int64_t numbers[] = { -1, 0, INT64_MAX };
+    static const moe_tensor_spec one = { "a", MOE_TYPE_F32, 1, { 4 } };
+    const moe_meta_entry entries[] = {
+        { .key = "bytes", .kind = MOE_META_BYTES, .text = { "a\n\0\xff", 4 } },
+        { .key = "ints", .kind = MOE_META_INTS, .text = { (const char *)numbers, sizeof numbers } },
+        { .key = "none", .kind = MOE_META_INTS },
+        { .key = "texts",
+          .kind = MOE_META_TEXTS,
+          .integer = 0xff,
+          .text = { "a\nb\xff\xff"
+                    "c\0",
+                    7 } },
+        { .key = "lines", .kind = MOE_META_TEXTS, .text = { "a\n\nb", 4 } },
+        { .key = "real", .kind = MOE_META_REALS },
+    };
+    const char *path = in_directory("written.bin");
+    size_t rows = 0;
+    moe_write_params p = { .entries = entries,
+                           .n_entries = 5,
+                           .tensors = &one,
+                           .n_tensors = 1,
+                           .fill = no_rows,
+                           .user = &rows };
+    moe_error e;
+    moe_file f;
+    const moe_allocator a = moe_allocator_or_default(&p.allocator);
+    assert_int_equal(moe_model_write(path, &p, &e), MOE_OK);
+    mw_image image = read_file(path);
+    assert_int_equal(moe_file_parse(&f, (const char *)image.data, image.bytes, image.bytes, &a, &e), MOE_OK);
+    assert_int_equal(f.n_meta, 5);
+    assert_memory_equal(f.meta[0].data, "\4\0\0\0\0\0\0\0a\n\0\xff", 12);
+    assert_int_equal(f.meta[1].count, 3);
+    assert_memory_equal(f.meta[1].data, numbers, sizeof numbers);
+    assert_int_equal(f.meta[2].count, 0);
+    assert_int_equal(f.meta[3].count, 3);
+    assert_memory_equal(f.meta[3].data + f.meta[3].texts[0], "\3\0\0\0\0\0\0\0a\nb", 11);
+    assert_memory_equal(f.meta[3].data + f.meta[3].texts[1], "\0\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0c", 18);
+    assert_int_equal(f.meta[4].count, 3);
+    moe_file_free(&f, &a);
+    free(image.data);
+    remove(path);
+    p.n_entries = 6;
+    assert_int_equal(moe_model_write(path, &p, &e), MOE_ERROR_ARGUMENT);
+    assert_false(exists(path));
+}
+
 /* A number that is finite in F32 may be infinite in a coarser type. */
 TEST(numbers_beyond_the_type_are_refused) {
     const struct {

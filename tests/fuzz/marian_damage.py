@@ -475,7 +475,7 @@ def damage(r, target, at):
 # ---- Folders as inputs of fuzz_marian.c ----
 
 NAMES = ("model.bin", "vocab.enpt.spm", "lex.s2t.bin", "decoder.yml", "vocab.yml", "LICENSE", "model.bin.gz",
-         "srcvocab.enpt.spm.gz", "trgvocab.spm")
+         "srcvocab.enpt.spm.gz", "trgvocab.spm", "srcvocab.yml", "trgvocab.yml", "source.spm", "target.spm")
 
 
 def packed_folder(at):
@@ -494,9 +494,12 @@ def write_seeds(made):
     makers = {f"{target}-{name}": make for target in ("marian-bin", "marian-yml", "marian-spm", "shortlist")
               for name, make in CASES[target].items()}
     makers |= {kind: folder(kind, "float32", decoder=False) for kind in ("average", "old", "trained")}
+    makers |= {"pieces": folder("untied", "intgemm8", spms=("source.spm", "target.spm"), decoder=False)}
     for name, make in makers.items():
         with tempfile.TemporaryDirectory() as at:
             make(at)
+            if os.path.exists(at + "/model.npz"):
+                continue  # not for the converter in C
             if name == "old":
                 with open(at + "/model.bin", "rb") as file:
                     write(at + "/model.bin.gz", gzip.compress(file.read()))

@@ -105,7 +105,8 @@ def without_root_or_sudo_the_command_is_printed():
         assert done.stderr.count("\n") == 1, done.stderr
         log = done.stderr.split("run: ")[1]
         assert log.startswith("apt-get update && apt-get install -y --no-install-recommends g++ "), log
-        for package in "libsentencepiece-dev", "libpcre2-dev", "libcjson-dev", "libmicrohttpd-dev", "libutf8proc-dev":
+        for package in "libsentencepiece-dev", "libpcre2-dev", "libcjson-dev", "libmicrohttpd-dev", "libutf8proc-dev", \
+                "zlib1g-dev":
             assert package in log, log
         script(tools + "/sudo", f'echo "$@" >> {work}/ran\n')
         os.symlink(shutil.which("env"), tools + "/env")
