@@ -219,6 +219,7 @@ DAMAGED = [  # damage, words of the message
     (changed(LEX, lambda x: b"a b 0.5\n"), f"{LEX} not a binary shortlist convert.py"),
     (written("decoder.yml", b"models:\n  - other.bin\n"), "decoder.yml 'other.bin' is missing"),
     (written("decoder.yml", b"beam-size: 0\n"), "decoder.yml beam-size '0'"),
+    (written("decoder.yml", b"normalize: 0.5\nword-penalty: 1\n"), "decoder.yml word-penalty 1 normalize 1"),
     (written("decoder.yml", b"{a: b}\n"), "decoder.yml line 1"),
     (written("decoder.yml", b"a: \xff\n"), "decoder.yml not UTF-8"),
     (written("LICENSE", b"\xff"), "LICENSE UTF-8"),
@@ -267,6 +268,10 @@ def notes_name_what_is_missing():
         marian_damage.write(at + "/decoder.yml", b"shortlist:\n  - lex.bin\n")
         notes = convert_c(at, target + "/out")[1]
         assert "note: decoder.yml: 'lex.bin' is missing: continuing without a shortlist" in notes, notes
+        marian_damage.write(at + "/decoder.yml", b"normalize: 1\nword-penalty: 0.25\n")
+        assert "note: word-penalty 0.25 is left out" in " ".join(convert_c(at, target + "/out")[1]), notes
+        assert_same(at)
+        assert "name its folder" in convert_c(at + "/vocab.yml", target + "/out")[0]
 
 
 def usable(path):

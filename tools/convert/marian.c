@@ -274,7 +274,15 @@ static int read_search(job *j) {
     if (!failed(j, yaml_real(map, key, otherwise, least, most, &s->field, j->error))) return 0;
 #include "tools/convert/marian.inc"
 #undef REAL
-    if (s->word_penalty < 0 || s->word_penalty > 0) return failed(j, yaml_refuse(map, "word-penalty", j->error));
+    const int penalised = s->word_penalty < 0 || s->word_penalty > 0;
+    if (penalised && (s->normalize < 1 || s->normalize > 1))
+        return refuse(j, map->where,
+                      "word-penalty %g is supported only with normalize 1, not %g: set it to 0, and compare "
+                      "translations",
+                      s->word_penalty, s->normalize);
+    if (penalised) /* (sum - penalty * length) / length: the same order of hypotheses */
+        note(j, "word-penalty %g is left out: with normalize 1 it only lowers all scores by %g", s->word_penalty,
+             s->word_penalty);
     const size_t n = texts(map, "weights", &weights);
     if (n > 1 || (n && !text_span_is(*weights, "1") && !text_span_is(*weights, "1.0")) ||
         texts(map, "models", &models) > 1)
@@ -1182,6 +1190,8 @@ static int convert(job *j) {
                 : length    ? keep(j, path, length > 1 ? length - 1 : 1)
                             : keep(j, ".", 1);
     if (!from_folder) j->model = path;
+    if (!from_folder && matches("*.yml *.yaml *.json *.spm", path))
+        return refuse(j, packed_base(path), "not a Marian model: name its folder, or the .bin");
     return j->folder && failed(j, packed_list(j->folder, &j->names, j->error)) && open_config(j) && find_shortlist(j) &&
            read_search(j) && find_files(j) && open_model(j) && read_sizes(j) && read_vocabularies(j) && read_list(j) &&
            put_general(j, from_folder) && put_model(j) && (put_search(j), put_tokens(j)) && (put_list(j), 1) &&

@@ -131,8 +131,7 @@ moe_status bin_read(const packed_file *file, const char *name, bin_file *bin, mo
     if (!start) return DAMAGED(&r, "%.100s: not a Marian .bin file, or truncated", name);
     const uint64_t version = number(start, 8), n = number(start + 8, 8);
     if (version != 1 || n < 1 || n > BIN_MAX_ITEMS)
-        return DAMAGED(&r, "%.100s: not a version 1 Marian .bin file (version %llu, %llu items)", name,
-                       (unsigned long long)version, (unsigned long long)n);
+        return DAMAGED(&r, "%.100s: not a Marian model: expected a .bin of version 1", name);
     const uint8_t *heads = take(&r, n * HEAD_BYTES);
     if (!heads) return DAMAGED(&r, "%.100s: truncated header", name);
     bin->n = (size_t)n;

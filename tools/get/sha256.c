@@ -27,8 +27,8 @@ static void add_block(sha256 *s, const unsigned char *block) {
     uint32_t a = s->state[0], b = s->state[1], c = s->state[2], d = s->state[3], e = s->state[4], f = s->state[5],
              g = s->state[6], h = s->state[7];
     for (int i = 0; i < 64; i++) {
-        const uint32_t t = h + (rotated(e, 6) ^ rotated(e, 11) ^ rotated(e, 25)) + ((e & f) ^ (~e & g)) + constants[i] +
-                           w[i];
+        const uint32_t t =
+            h + (rotated(e, 6) ^ rotated(e, 11) ^ rotated(e, 25)) + ((e & f) ^ (~e & g)) + constants[i] + w[i];
         const uint32_t u = (rotated(a, 2) ^ rotated(a, 13) ^ rotated(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
         h = g, g = f, f = e, e = d + t, d = c, c = b, b = a, a = t + u;
     }
