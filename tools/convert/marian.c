@@ -30,10 +30,6 @@ typedef struct settings {
 #define FLAG(field, ...) int field;
 #define REAL(field, ...) double field;
 #include "tools/convert/marian.inc"
-#undef CHOICE
-#undef NUMBER
-#undef FLAG
-#undef REAL
     int64_t beam;
     int unknown; /* 1: <unk> may be generated */
     int before;  /* 1: norms precede the sub-layers */
@@ -273,7 +269,6 @@ static int read_search(job *j) {
 #define REAL(field, key, otherwise, least, most)                                                \
     if (!failed(j, yaml_real(map, key, otherwise, least, most, &s->field, j->error))) return 0;
 #include "tools/convert/marian.inc"
-#undef REAL
     const int penalised = s->word_penalty < 0 || s->word_penalty > 0;
     if (penalised && (s->normalize < 1 || s->normalize > 1))
         return refuse(j, map->where,
@@ -290,7 +285,6 @@ static int read_search(job *j) {
     if (!failed(j, yaml_choice(map, "allow-unk", "false true", &s->unknown, j->error))) return 0;
 #define UNUSED(keys) yaml_ignore(map, keys);
 #include "tools/convert/marian.inc"
-#undef UNUSED
     return failed(j, yaml_reject_rest(map, j->error));
 }
 
@@ -424,10 +418,6 @@ static int read_settings(job *j) {
 #define FLAG(field, key)                                                                \
     if (!failed(j, yaml_choice(map, key, "false true", &s->field, j->error))) return 0;
 #include "tools/convert/marian.inc"
-#undef FIXED
-#undef CHOICE
-#undef NUMBER
-#undef FLAG
     if (s->width % s->heads || s->width % 2) return failed(j, yaml_refuse(map, "transformer-heads", j->error));
     if (s->decoder_products == 1) return failed(j, yaml_refuse(map, "transformer-decoder-ffn-depth", j->error));
     if (!s->decoder_hidden) s->decoder_hidden = s->encoder_hidden;
@@ -439,7 +429,6 @@ static int read_settings(job *j) {
     s->shared = s->all_tied || s->source_tied;
 #define IGNORED(keys) yaml_ignore(map, keys);
 #include "tools/convert/marian.inc"
-#undef IGNORED
     return failed(j, yaml_reject_rest(map, j->error));
 }
 
