@@ -227,6 +227,7 @@ DAMAGED = [  # damage, words of the message
     (written("model.bin.gz", b"\x1f\x8b"), "model.bin and model.bin.gz keep one"),
     (renamed("model.bin", "model.npz"), "model.npz convert.py --from marian"),
     (renamed("model.bin", "model.bin.zst"), "model.bin.zst zstd -d"),
+    (written("model.bin", b"version https://git-lfs.github.com/spec/v1\n"), "model.bin Git LFS pointer"),
     (changed(SPM, gzip.compress), ""),
     (changed(SPM, lambda x: gzip.compress(x)[:-9]), f"{SPM} truncated or damaged"),
     (changed("model.bin", lambda x: gzip.compress(x) + b"tail"), "model.bin truncated or damaged"),

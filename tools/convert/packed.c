@@ -153,8 +153,9 @@ static moe_status map(const char *path, int fd, uint64_t size, packed_file *file
 moe_status packed_open(const char *path, uint64_t most, const char *what, const char *beside, packed_file *file,
                        moe_error *error) {
     static const unsigned char gzip[] = { 0x1f, 0x8b }, zstd[] = { 0x28, 0xb5, 0x2f, 0xfd };
+    static const char pointer[] = "version https://git-lfs.github.com/spec/";
     const char *name = packed_base(path);
-    unsigned char magic[4] = { 0 };
+    unsigned char magic[sizeof pointer - 1] = { 0 };
     struct stat about;
     moe_status status = MOE_OK;
     int fd = open_regular(path, &about, error);
@@ -163,6 +164,10 @@ moe_status packed_open(const char *path, uint64_t most, const char *what, const 
     const ssize_t n = pread(fd, magic, sizeof magic, 0);
     if (n < 0) {
         status = cannot("read", path, error);
+    } else if (memcmp(magic, pointer, sizeof magic) == 0) {
+        status =
+            text_fail(error, MOE_ERROR_FORMAT, name,
+                      "%.80s: a Git LFS pointer, not the file itself: run git lfs pull, or download the file", name);
     } else if (memcmp(magic, gzip, sizeof gzip) == 0 || text_ends_with(name, strlen(name), ".gz")) {
         const uint64_t usual = size > UINT64_MAX / EXPANSION - ALWAYS ? UINT64_MAX : EXPANSION * size + ALWAYS;
         int unpacked = -1;
