@@ -62,7 +62,7 @@ VERSION := $(shell sed -n 's/^\#define MOE_VERSION "\(.*\)"/\1/p' moe.h)
 SONUMBER = $(patsubst 0,0.$(word 2,$(subst ., ,$(VERSION))),$(firstword $(subst ., ,$(VERSION))))
 SHARED_LIBRARIES = $(foreach l,libmoe libmoetext,$(BIN)/$(call shared_name,$(l)))
 TEXT_PROGRAMS = $(addprefix $(BIN)/moe-,translate score classify info quantize calibrate prune routing align)
-PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server
+PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server $(BIN)/moe-get
 PYTHON_PROGRAMS = $(BIN)/moe-documents $(BIN)/moe-evaluate
 
 # ---- Build ---------------------------------------------------------------------------------------------------
@@ -187,6 +187,10 @@ SERVER_OBJECTS = $(patsubst tools/server/%.c,$(BUILD)/%.o,$(filter-out %/moe-ser
 $(BIN)/moe-server: $(BUILD)/moe-server.o $(SERVER_OBJECTS) $(addprefix $(BUILD)/,console.o options.o json.o) \
     $(TEXT_OBJECTS) $(LIBRARY)
 	$(LINK) -lmicrohttpd $(TEXT_LIBS) -o $@
+
+GET_OBJECTS = $(addprefix $(BUILD)/,fetch.o sources.o store.o)
+$(BIN)/moe-get: $(BUILD)/moe-get.o $(GET_OBJECTS) $(BUILD)/libtext.a $(LIBRARY)
+	$(LINK) -lcurl $(TEXT_LIBS) -o $@
 
 # Programs of the Python package.
 FOLDER = $(if $(filter .,$(BIN)),,$(CURDIR)/)

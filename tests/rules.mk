@@ -21,7 +21,7 @@
 .PHONY: bench test test-all test-transformers test-long test-fresh test-arm test-spark test-mpi check asan tsan \
 	valgrind c-suites coverage tidy fuzz fuzz-coverage
 
-vpath %.c tests/engine tests/text tests/convert tests/programs tests/cuda tests/cross tests/fuzz tests/bench
+vpath %.c tests/engine tests/text tests/get tests/convert tests/programs tests/cuda tests/cross tests/fuzz tests/bench
 
 # tests/*/test_*.c are cmocka programs. Those that include moe.c take nothing from libmoe.a. tests/*/test_*.py and .sh
 # print ok and FAIL lines.
@@ -53,6 +53,9 @@ $(TEST_PROGRAMS:%=%.o): | $(BUILD)/.deps-test
 
 $(TEST_PROGRAMS): %: %.o $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -lcmocka -o $@
+
+$(BUILD)/test_sources: $(GET_OBJECTS)
+$(BUILD)/test_sources: TEXT_LIBS += -lcurl
 
 # Variants of moe.o with other flags, for moe-translate-emulated and test-mpi.
 $(addprefix $(BUILD)/,emulated-moe.o moe-plain.o moe-engine.o): moe.c $(BUILD)/.flags | $(BUILD)/.deps-build
@@ -159,7 +162,7 @@ test-fresh: $(BUILD)/.deps-fresh
 	@tests/fresh $(SUITE) $(COMMANDS)
 
 check: $(BUILD)/moe.o $(patsubst %,$(BUILD)/%.o,$(filter-out ranks,$(basename $(notdir \
-    $(wildcard tools/text/*.c tools/text/*.cc tools/server/*.c tools/programs/*.c)))))
+    $(wildcard tools/text/*.c tools/text/*.cc tools/server/*.c tools/programs/*.c tools/get/*.c)))))
 	@BUILD="$(BUILD)" python3 tests/check-source
 
 # PySpark is too large for make test.

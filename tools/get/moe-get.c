@@ -1,0 +1,544 @@
+/* moe-get - fetch published models by name. */
+#define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
+
+#include "tools/get/fetch.h"
+#include "tools/get/sources.h"
+#include "tools/get/store.h"
+#include "tools/programs/console.h"
+#include "tools/programs/options.h"
+#include "tools/text/bytes.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+typedef struct options {
+    int list, accept, small, quiet, dry_run, timeout, retries;
+    const char *search;
+} options;
+
+static const option_row own_rows[] = {
+    { "list", NULL, "list fetched models", .group = "Lists", .letter = 'l', OPTION_FLAG(list) },
+    { "search", "WORD", "list models with WORD in their names or descriptions", .group = "Lists",
+      OPTION_MEMBER(ROW_WORD, search), .more = ", such as a language code" },
+    { "accept-licence", NULL, "accept a licence that does not permit commercial use", .group = "Fetching",
+      OPTION_FLAG(accept) },
+    { "small", NULL, "prefer Firefox's smallest model of a pair to the best one", .group = "Fetching",
+      OPTION_FLAG(small) },
+    { "dry-run", NULL, "print size, licence and files; fetch none", .group = "Fetching", .letter = 'n',
+      OPTION_FLAG(dry_run) },
+    { "quiet", NULL, "print only errors and the path of the model", .group = "Fetching", .letter = 'q',
+      OPTION_FLAG(quiet) },
+    { "timeout", "SECONDS", "give up a connection that delivers less than 1 KB/s for this long (default 60)",
+      .group = "Network", OPTION_INT(timeout, 1, 3600) },
+    { "retries", "N", "attempts to continue a broken download without progress (default 5)", .group = "Network",
+      OPTION_INT(retries, 0, 100) },
+    { 0 },
+};
+
+static const option_program program = {
+    .name = "moe-get",
+    .usage = "[OPTION]... MODEL...\nrm MODEL...\n--list\n--search WORD",
+    .about = "Fetch published models, verify their checksums, and print where they are. An interrupted download "
+             "continues when you repeat the command. Without a command of yours no program here uses the network.\n"
+             "\n"
+             "MODEL:\n"
+             "  en-pt            a pair of languages: Firefox's model, or else OPUS-MT's\n"
+             "  nllb, m2m-100, hy-mt2 and others: --search '' lists them\n"
+             "  OWNER/NAME       a repository of Hugging Face, at OWNER/NAME@REVISION,\n"
+             "  OWNER/NAME/FILE  or one file of it, such as a GGUF",
+    OPTION_LISTS(OPTION_OWN),
+    .notes = "Models are in $XDG_DATA_HOME/moe (~/.local/share/moe), their conversions in $XDG_CACHE_HOME/moe "
+             "(~/.cache/moe).\n"
+             "\n"
+             "Environment: HF_TOKEN (or the file ~/.cache/huggingface/token) for models with terms that you accepted, "
+             "HF_ENDPOINT for a mirror of Hugging Face, HF_HUB_OFFLINE=1 to forbid the network, MOE_FIREFOX_INDEX for "
+             "another index of Firefox's models, https_proxy, no_proxy, SSL_CERT_FILE.\n"
+             "\n"
+             "Exit status: 0 done, 2 usage error or licence not accepted, 3 no such model, damaged, or out of memory, "
+             "4 network or file error, 128 + N stopped by signal N.\n",
+    .examples = "  moe-get en-pt\n"
+                "  moe-get --accept-licence nllb-600m\n"
+                "  moe-get --dry-run Helsinki-NLP/opus-mt-de-fr\n"
+                "  moe-get rm en-pt\n",
+    .exclusions = (const char *const[]){ "list search dry-run small accept-licence",
+                                         "search dry-run small "
+                                         "accept-licence",
+                                         NULL },
+    .least = 0,
+    .most = 1000,
+};
+
+/* What a run shares among the models that it fetches. */
+typedef struct getter {
+    const options *o;
+    fetch *net;   /* NULL until it is needed */
+    cJSON *index; /* Firefox's, NULL until it is needed */
+    char *index_url;
+    char token[512];
+    size_t file, files; /* progress: the current file, from 1, and all */
+    int terminal;
+    double begin, shown, rate; /* seconds, seconds, bytes per second */
+    uint64_t seen;             /* bytes of the current file when the rate was measured; SOURCE_UNKNOWN before */
+} getter;
+
+/* ---- 1. Signals, progress and messages ----------------------------------------------------------------- */
+
+static volatile sig_atomic_t stop_signal;
+
+static void on_signal(int number) {
+    if (stop_signal) signal(number, SIG_DFL), raise(number); /* the second signal ends the program */
+    stop_signal = number;
+}
+
+static void handle_signals(void) {
+    static const int numbers[] = { SIGINT, SIGTERM, SIGHUP };
+    struct sigaction action = { .sa_handler = on_signal }, before;
+    sigemptyset(&action.sa_mask);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+            sigaction(numbers[i], &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+/* Format a number of bytes, such as 17.1 MB. */
+static const char *megabytes(uint64_t bytes, char out[32]) {
+    const double d = (double)bytes;
+    snprintf(out, 32,
+             d >= 1e9   ? "%.1f GB"
+             : d >= 1e6 ? "%.1f MB"
+                        : "%.1f kB",
+             d * (d >= 1e9   ? 1e-9
+                  : d >= 1e6 ? 1e-6
+                             : 1e-3));
+    return out;
+}
+
+static void measure_rate(getter *g, uint64_t bytes, double now) {
+    if (g->seen == SOURCE_UNKNOWN || bytes < g->seen) g->rate = 0;
+    else if (now > g->shown) {
+        const double current = (double)(bytes - g->seen) / (now - g->shown);
+        g->rate = g->rate > 0 ? 0.8 * g->rate + 0.2 * current : current;
+    }
+    g->seen = bytes, g->shown = now;
+}
+
+static void on_progress(void *user, const char *name, uint64_t bytes, uint64_t all) {
+    getter *g = user;
+    char line[512], done[32], whole[32], rate[32];
+    const double now = program_seconds();
+    if (!g->terminal || (g->seen != SOURCE_UNKNOWN && now - g->shown < 0.25)) return;
+    measure_rate(g, bytes, now);
+    int n = snprintf(line, sizeof line, "[%zu/%zu] %.80s  %s", g->file, g->files, name, megabytes(bytes, done));
+    if (all != SOURCE_UNKNOWN)
+        n += snprintf(line + n, sizeof line - (size_t)n, " of %s (%.0f%%)", megabytes(all, whole),
+                      all ? 100 * (double)bytes / (double)all : 100.0);
+    if (g->rate > 0) n += snprintf(line + n, sizeof line - (size_t)n, ", %s/s", megabytes((uint64_t)g->rate, rate));
+    if (g->rate > 0 && all != SOURCE_UNKNOWN && all >= bytes) {
+        const unsigned long long left = (unsigned long long)((double)(all - bytes) / g->rate);
+        snprintf(line + n, sizeof line - (size_t)n, ", %llu:%02llu:%02llu left", left / 3600, left / 60 % 60,
+                 left % 60);
+    }
+    program_show_line(line, strlen(line));
+}
+
+static void on_note(void *user, const char *message) {
+    const getter *g = user;
+    if (!g->o->quiet) program_error("%s", message);
+}
+
+static void on_waiting(long process) {
+    program_error("waiting for process %ld, which fetches the same model", process);
+}
+
+static int failed(const moe_error *e) {
+    program_progress_hide();
+    if (e->code != MOE_ERROR_CANCELLED) return program_failed(e);
+    program_error("%s", e->message);
+    return 128 + (stop_signal ? (int)stop_signal : SIGINT);
+}
+
+/* ---- 2. Network ---------------------------------------------------------------------------------------- */
+
+static int is_offline(void) {
+    static const char *const yes[] = { "1", "true", "yes", "on" };
+    const char *value = getenv("HF_HUB_OFFLINE");
+    for (size_t i = 0; value && i < sizeof yes / sizeof *yes; i++)
+        if (strcasecmp(value, yes[i]) == 0) return 1;
+    return 0;
+}
+
+/* Read the first line of a file. Return 0 if it has none. */
+static int read_token(const char *folder, const char *name, char *out, size_t size) {
+    char path[STORE_PATH];
+    if (!folder || !*folder || snprintf(path, sizeof path, "%s%s", folder, name) >= (int)sizeof path) return 0;
+    FILE *file = fopen(path, "r");
+    const int read = file && fgets(out, (int)size, file);
+    if (file) fclose(file);
+    return read;
+}
+
+/* Find the token for Hugging Face, which may be missing. */
+static moe_status find_token(char *out, size_t size, moe_error *error) {
+    const char *given = getenv("HF_TOKEN");
+    out[0] = 0;
+    if (given && *given && strlen(given) < size) snprintf(out, size, "%s", given);
+    else if ((!given || !*given) && !read_token(getenv("HF_TOKEN_PATH"), "", out, size) &&
+             !read_token(getenv("HF_HOME"), "/token", out, size) &&
+             !read_token(getenv("XDG_CACHE_HOME"), "/huggingface/token", out, size))
+        read_token(getenv("HOME"), "/.cache/huggingface/token", out, size);
+    for (size_t n = strlen(out); n && strchr(" \t\r\n", out[n - 1]);) out[--n] = 0;
+    for (const char *at = out; *at; at++)
+        if (*at <= ' ' || *at > '~') given = at, out[0] = 0;
+    return *out || !given || !*given ? MOE_OK
+                                     : text_fail(error, MOE_ERROR_IO, "HF_TOKEN",
+                                                 "HF_TOKEN or its file is not a token: it has a space, a control "
+                                                 "character, or is too long");
+}
+
+static moe_status connect_net(getter *g, moe_error *error) {
+    const fetch_settings settings = { g->o->timeout, g->o->retries, &stop_signal, on_progress, on_note, g };
+    if (g->net) return MOE_OK;
+    if (is_offline())
+        return text_fail(error, MOE_ERROR_IO, "network",
+                         "HF_HUB_OFFLINE forbids the network: unset it to fetch models");
+    const moe_status status = find_token(g->token, sizeof g->token, error);
+    return status ? status : fetch_open(&settings, &g->net, error);
+}
+
+static const char *token_of(const getter *g, source_kind kind) {
+    return kind == SOURCE_HUB && *g->token ? g->token : NULL;
+}
+
+/* Fetch JSON; the caller frees `url`. */
+static moe_status fetch_json(getter *g, char *url, source_kind kind, const char *what, cJSON **out, moe_error *error) {
+    text_bytes body = { 0 };
+    moe_status status = url ? connect_net(g, error) : text_out_of_memory(error);
+    const fetch_from from = { url, token_of(g, kind), what };
+    if (!status) status = fetch_text(g->net, &from, SOURCE_JSON_BYTES, &body, error);
+    if (!status && !(*out = source_json(body.data ? body.data : "", body.length)))
+        status = text_fail(error, MOE_ERROR_FORMAT, "network", "%.120s is not valid JSON, or is too large; check %s",
+                           what, kind == SOURCE_HUB ? "HF_ENDPOINT" : "MOE_FIREFOX_INDEX");
+    text_bytes_free(&body);
+    return status;
+}
+
+static moe_status load_index(getter *g, moe_error *error) {
+    if (g->index) return MOE_OK;
+    if (!g->index_url) g->index_url = source_index_url();
+    const moe_status status =
+        fetch_json(g, g->index_url, SOURCE_FIREFOX, "the index of Firefox's models", &g->index, error);
+    return status == MOE_ERROR_ARGUMENT ? error->code = MOE_ERROR_IO : status; /* does not mean a missing pair */
+}
+
+/* Find the licence in the model card, or else among known models. */
+static moe_status find_licence(getter *g, source_model *m, moe_error *error) {
+    text_bytes card = { 0 };
+    moe_status status = MOE_OK;
+    char *url = m->has_card && !*m->licence ? source_card_url(m) : NULL;
+    const fetch_from from = { url, token_of(g, SOURCE_HUB), "the model card" };
+    if (url && !(status = fetch_text(g->net, &from, (size_t)1 << 20, &card, error)))
+        source_card_licence(card.data ? card.data : "", card.length, m->licence);
+    if (!*m->licence) snprintf(m->licence, sizeof m->licence, "%s", source_known_licence(&m->name));
+    text_bytes_free(&card);
+    free(url);
+    return status;
+}
+
+static moe_status resolve_hub(getter *g, const source_name *name, source_model *out, moe_error *error) {
+    char what[SOURCE_NAME + 16], *url = source_hub_url(name);
+    cJSON *description = NULL;
+    snprintf(what, sizeof what, "%s", name->id);
+    moe_status status = fetch_json(g, url, SOURCE_HUB, what, &description, error);
+    free(url);
+    if (!status) status = source_from_hub(description, name, out, error);
+    cJSON_Delete(description);
+    if (!status && (status = find_licence(g, out, error))) source_model_free(out);
+    return status;
+}
+
+static moe_status resolve(getter *g, const source_name *name, source_model *out, moe_error *error) {
+    if (name->kind == SOURCE_HUB) return resolve_hub(g, name, out, error);
+    const moe_status status = load_index(g, error);
+    return status ? status : source_from_index(g->index, g->index_url, name, g->o->small, out, error);
+}
+
+/* ---- 3. Fetching a model ------------------------------------------------------------------------------- */
+
+/* Return the model's origin: the page of a repository, or the index. */
+static char *origin_of(const getter *g, const source_model *m) {
+    return m->name.kind == SOURCE_HUB ? source_page_url(&m->name) : text_copy(g->index_url, strlen(g->index_url));
+}
+
+static void print_metrics(const source_model *m) {
+    if (*m->variant) fprintf(stderr, ", %s", m->variant);
+    if (m->comet >= 0) fprintf(stderr, ", COMET %.4g", m->comet);
+    if (m->bleu >= 0) fprintf(stderr, ", BLEU %.3g", m->bleu);
+}
+
+/* Print size, licence, source and folder of a model. */
+static void announce(const getter *g, const source_model *m, const char *folder, const char *origin) {
+    int least;
+    char size[32];
+    const uint64_t bytes = source_bytes(m, &least);
+    if (g->o->quiet && !g->o->dry_run) return;
+    fprintf(stderr, "%s", m->name.id);
+    print_metrics(m);
+    fprintf(stderr, "\n  licence: %s", *m->licence ? m->licence : "not stated");
+    if (!*m->licence || strcmp(m->licence, "other") == 0) fprintf(stderr, "; read it at %s", origin);
+    fprintf(stderr, "\n  size:    %s%s, %zu files\n", least ? "at least " : "", megabytes(bytes, size), m->n);
+    fprintf(stderr, "  source:  %s\n  folder:  %s\n", origin, folder);
+    if (source_needs_python(m))
+        fputs("  to use it, the Python converter is needed (tools/convert/convert.py)\n", stderr);
+    for (size_t i = 0; i < m->n && g->o->dry_run; i++) {
+        const source_file *f = &m->files[i];
+        const uint64_t one = f->bytes != SOURCE_UNKNOWN ? f->bytes : f->unpacked;
+        fprintf(stderr, "    %s  %s%s\n", f->name, one != SOURCE_UNKNOWN ? megabytes(one, size) : "unknown size",
+                *f->sha256 ? "" : ", no published checksum");
+    }
+}
+
+/* Ask for a yes if the licence needs one. Return -1 or an exit status. */
+static int accept_licence(const getter *g, const source_model *m) {
+    char answer[16];
+    if (!source_is_restricted(m->licence) || g->o->accept || g->o->dry_run) return -1;
+    if (!g->o->quiet && isatty(STDIN_FILENO) && isatty(STDERR_FILENO)) {
+        fprintf(stderr, "The licence %s does not permit commercial use. Accept it? (y/N) ", m->licence);
+        if (fgets(answer, sizeof answer, stdin) && (*answer == 'y' || *answer == 'Y')) return -1;
+    }
+    program_error("%s has the licence %s, which does not permit commercial use; to accept it, add --accept-licence",
+                  m->name.id, m->licence);
+    return EXIT_USAGE;
+}
+
+static moe_status fetch_files(getter *g, const source_model *m, const char *folder, const char *origin,
+                              char (*names)[SOURCE_NAME], char (*hashes)[SHA256_TEXT], moe_error *error) {
+    moe_status status = MOE_OK;
+    g->files = m->n;
+    for (size_t i = 0; i < m->n && !status; i++) {
+        char what[2 * SOURCE_NAME + 8];
+        snprintf(what, sizeof what, "%s of %s", m->files[i].name, m->name.id);
+        const fetch_from from = { m->files[i].url, token_of(g, m->name.kind), what };
+        g->file = i + 1, g->seen = SOURCE_UNKNOWN;
+        status = fetch_file(g->net, &from, &m->files[i], folder, names[i], hashes[i], error);
+        if (status == MOE_ERROR_ARGUMENT) error->code = status = MOE_ERROR_IO; /* the model exists, but not the file */
+        const long code = fetch_status(g->net);
+        if (status && m->name.kind == SOURCE_HUB && (code == 401 || code == 403))
+            text_fail(error, status, "network", "%.70s is gated (%ld): accept its terms at %.100s, then set HF_TOKEN",
+                      m->name.id, code, origin);
+    }
+    program_progress_hide();
+    return status;
+}
+
+/* Fetch the files of a model, with its folder locked. */
+static moe_status fetch_locked(getter *g, const source_model *m, const char *folder, const char *origin,
+                               moe_error *error) {
+    int least;
+    store_model there;
+    store_read(folder, m->name.id, &there);
+    if (there.complete) return MOE_OK; /* by the process that had the lock */
+    moe_status status = store_check_room(folder, source_bytes(m, &least), error);
+    if (status) return status;
+    char (*names)[SOURCE_NAME] = calloc(m->n, sizeof *names), (*hashes)[SHA256_TEXT] = calloc(m->n, sizeof *hashes);
+    status = names && hashes ? fetch_files(g, m, folder, origin, names, hashes, error) : text_out_of_memory(error);
+    if (!status) status = store_record(folder, m, origin, names, hashes, error);
+    free(names), free(hashes);
+    return status;
+}
+
+/* Print the path of a usable model: its conversion, or else its folder and the command that converts it. */
+static int report(const getter *g, const source_name *name) {
+    char folder[STORE_PATH], converted[STORE_PATH];
+    const char *types, *from = source_converter(name, &types);
+    moe_error e;
+    if (store_folder(name->id, folder, &e) || store_converted(name->id, converted, &e)) return failed(&e);
+    if (access(converted, R_OK) == 0) return puts(converted), -1;
+    if (store_make_parent(converted, &e)) return failed(&e);
+    if (!g->o->quiet)
+        fprintf(stderr, "To use it, convert it:\n  tools/convert/convert.py %s'%s%s%s' -o '%s'%s\n", from, folder,
+                *name->file ? "/" : "", name->file, converted, types);
+    return puts(folder), -1;
+}
+
+/* Fetch a model from the source that has it. */
+static int fetch_model(getter *g, const source_model *m) {
+    char folder[STORE_PATH], size[32], *origin = origin_of(g, m);
+    int lock, status = -1;
+    moe_error e;
+    if (!origin) return text_out_of_memory(&e), failed(&e);
+    if (store_folder(m->name.id, folder, &e)) return free(origin), failed(&e);
+    announce(g, m, folder, origin);
+    status = g->o->dry_run ? EXIT_DONE : accept_licence(g, m);
+    if (status < 0 && store_lock(folder, &stop_signal, g->o->quiet ? NULL : on_waiting, &lock, &e)) status = failed(&e);
+    else if (status < 0) {
+        const double begin = program_seconds();
+        if (fetch_locked(g, m, folder, origin, &e)) status = failed(&e);
+        store_unlock(folder, lock);
+        store_model there;
+        store_read(folder, m->name.id, &there);
+        if (status < 0 && !g->o->quiet)
+            program_error("%s: %s in %.0f s, verified", m->name.id, megabytes(there.bytes, size),
+                          program_seconds() - begin);
+        if (status < 0) status = report(g, &m->name);
+    }
+    free(origin);
+    return status;
+}
+
+/* Return the first of the candidates that has been fetched, or NULL. */
+static const source_name *find_fetched(const source_name *names, size_t n, int complete) {
+    char folder[STORE_PATH];
+    store_model there;
+    for (size_t i = 0; i < n; i++) {
+        if (store_folder(names[i].id, folder, NULL) || access(folder, F_OK) != 0) continue;
+        store_read(folder, names[i].id, &there);
+        if (there.complete || !complete) return &names[i];
+    }
+    return NULL;
+}
+
+/* Return 1 if the folder of a fetched model has the file that the user named. */
+static int has_named_file(const source_name *name) {
+    char path[STORE_PATH];
+    const size_t n = store_folder(name->id, path, NULL) ? sizeof path : strlen(path);
+    if (!*name->file) return 1;
+    return n < sizeof path && snprintf(path + n, sizeof path - n, "/%s", name->file) < (int)(sizeof path - n) &&
+           access(path, R_OK) == 0;
+}
+
+/* Report that no source has a pair of languages. */
+static int not_found(const getter *g, const char *word, const source_name *names, size_t n, const moe_error *last) {
+    char both[2 * SOURCE_NAME] = "";
+    if (n < 2) return failed(last);
+    source_pivot(g->index, &names[0], both, sizeof both);
+    program_error("neither Firefox nor OPUS-MT has a model for %s; %s%s", word,
+                  *both ? "fetch two instead: moe-get " : "moe-get --search WORD lists models", both);
+    return EXIT_MODEL;
+}
+
+/* Fetch what a word names. Return -1 or an exit status. */
+static int get(getter *g, const char *word) {
+    source_name names[SOURCE_CANDIDATES];
+    source_model model;
+    size_t n;
+    moe_error e;
+    if (source_parse(word, names, &n, &e)) return program_usage_error("%s", e.message);
+    const source_name *there = find_fetched(names, n, 1);
+    if (there && has_named_file(there) && !g->o->dry_run) {
+        if (!g->o->quiet) program_error("%s is here already", there->id);
+        return report(g, there);
+    }
+    for (size_t i = 0; i < n; i++) {
+        const moe_status status = resolve(g, &names[i], &model, &e);
+        if (status == MOE_ERROR_ARGUMENT) continue; /* this source does not have it */
+        if (status) return failed(&e);
+        const int result = fetch_model(g, &model);
+        source_model_free(&model);
+        return result;
+    }
+    return not_found(g, word, names, n, &e);
+}
+
+/* ---- 4. Lists and removal ------------------------------------------------------------------------------ */
+
+static int list_fetched(void) {
+    store_model *models;
+    size_t n;
+    moe_error e;
+    char size[32], folder[STORE_PATH];
+    if (store_data(folder, &e) || store_list(&models, &n, &e)) return failed(&e);
+    for (size_t i = 0; i < n; i++)
+        printf("%-44s %10s  %-14s %s\n", models[i].id, megabytes(models[i].bytes, size),
+               *models[i].licence ? models[i].licence : "-", models[i].complete ? models[i].variant : "incomplete");
+    if (!n) fprintf(stderr, "no models in %s; moe-get en-pt fetches one, moe-get --search WORD lists some\n", folder);
+    free(models);
+    return program_printed();
+}
+
+/* Print Firefox's models for matching pairs. Return their number. */
+static size_t search_index(getter *g, const char *word) {
+    const cJSON *pair;
+    size_t found = 0;
+    char size[32];
+    cJSON_ArrayForEach(pair, cJSON_GetObjectItemCaseSensitive(g->index, "models")) {
+        source_name names[SOURCE_CANDIDATES];
+        source_model m;
+        size_t n;
+        int least;
+        moe_error e;
+        if (!pair->string || !source_matches(pair->string, word) || source_parse(pair->string, names, &n, &e) ||
+            names[0].kind != SOURCE_FIREFOX ||
+            source_from_index(g->index, g->index_url, &names[0], g->o->small, &m, &e))
+            continue;
+        printf("%-28s %10s  %-14s %s\n", names[0].id + 8, megabytes(source_bytes(&m, &least), size), m.licence,
+               m.variant);
+        source_model_free(&m);
+        found++;
+    }
+    return found;
+}
+
+static int search(getter *g, const char *word) {
+    const char *names, *repository, *about;
+    size_t found = 0;
+    moe_error e;
+    int status = EXIT_DONE;
+    for (size_t i = 0; (names = source_known(i, &repository, &about)); i++) {
+        if (!source_matches(names, word) && !source_matches(repository, word) && !source_matches(about, word)) continue;
+        printf("%-28.*s %s (%s)\n", (int)strcspn(names, " "), names, about, repository);
+        found++;
+    }
+    if (load_index(g, &e)) status = failed(&e);
+    else found += search_index(g, word);
+    if (!found && status == EXIT_DONE)
+        fprintf(stderr,
+                "nothing matches '%s' here; OPUS-MT has more pairs: moe-get SOURCE-TARGET, and OWNER/NAME names "
+                "any repository of %s\n",
+                word, source_hub());
+    const int printed = program_printed();
+    return status != EXIT_DONE ? status : printed;
+}
+
+static int remove_model(const char *word) {
+    source_name names[SOURCE_CANDIDATES];
+    size_t n;
+    int left;
+    moe_error e;
+    if (source_parse(word, names, &n, &e)) return program_usage_error("%s", e.message);
+    const source_name *there = find_fetched(names, n, 0);
+    if (!there) {
+        program_error("%s has not been fetched; moe-get --list lists fetched models", word);
+        return EXIT_MODEL;
+    }
+    if (store_remove(there->id, &left, &e)) return failed(&e);
+    program_error("removed %s%s", there->id, left ? ", except files that moe-get did not fetch" : "");
+    return -1;
+}
+
+int main(int argc, char **argv) {
+    options o = { .timeout = 60, .retries = 5 };
+    getter g = { .o = &o, .seen = SOURCE_UNKNOWN };
+    int status = program_begin("moe-get");
+    if (status < 0) status = option_parse(&program, argc, argv, &o);
+    if (status >= 0) return status;
+    const int n = argc - optind, removing = n > 0 && strcmp(argv[optind], "rm") == 0;
+    if ((o.list || o.search) && n) return program_usage_error("unexpected argument '%s'", argv[optind]);
+    if (!o.list && !o.search && n == removing) return program_usage_error("no model is named");
+    g.terminal = !o.quiet && isatty(STDERR_FILENO);
+    handle_signals();
+    if (o.list) return list_fetched();
+    if (o.search) status = search(&g, o.search);
+    for (int i = optind + removing; i < argc && (status < 0 || status == EXIT_DONE); i++)
+        status = removing ? remove_model(argv[i]) : get(&g, argv[i]);
+    fetch_close(g.net);
+    cJSON_Delete(g.index);
+    free(g.index_url);
+    const int printed = program_printed();
+    return status > 0 ? status : printed;
+}

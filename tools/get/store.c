@@ -1,0 +1,356 @@
+/* store.c - see store.h. */
+#define _XOPEN_SOURCE 700
+#define _DARWIN_C_SOURCE
+
+#include "tools/get/store.h"
+#include "tools/text/bytes.h"
+#include "tools/text/json.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char record_name[] = "moe-get.json", lock_name[] = ".lock";
+enum { RECORD_BYTES = 1 << 20, MOST_MODELS = 4096 };
+
+/* ---- 1. Folders ---------------------------------------------------------------------------------------- */
+
+static moe_status path_too_long(moe_error *error) {
+    return text_fail(error, MOE_ERROR_IO, "store", "the path of the folder for models is too long");
+}
+
+static moe_status place(const char *variable, const char *in_home, char out[STORE_PATH], moe_error *error) {
+    const char *base = getenv(variable), *home = getenv("HOME");
+    int length = -1;
+    if (base && *base == '/') length = snprintf(out, STORE_PATH, "%s/moe", base); /* relative paths are invalid */
+    else if (home && *home == '/') length = snprintf(out, STORE_PATH, "%s/%s/moe", home, in_home);
+    else
+        return text_fail(error, MOE_ERROR_IO, "store", "no folder for models: set HOME or %s to an absolute path",
+                         variable);
+    return length < 0 || length >= STORE_PATH ? path_too_long(error) : MOE_OK;
+}
+
+moe_status store_data(char out[STORE_PATH], moe_error *error) {
+    return place("XDG_DATA_HOME", ".local/share", out, error);
+}
+
+moe_status store_cache(char out[STORE_PATH], moe_error *error) { return place("XDG_CACHE_HOME", ".cache", out, error); }
+
+static moe_status append_path(char path[STORE_PATH], const char *name, const char *end, moe_error *error) {
+    const size_t n = strlen(path);
+    return (size_t)snprintf(path + n, STORE_PATH - n, "/%s%s", name, end) >= STORE_PATH - n ? path_too_long(error)
+                                                                                            : MOE_OK;
+}
+
+moe_status store_folder(const char *id, char out[STORE_PATH], moe_error *error) {
+    const moe_status status = store_data(out, error);
+    return status ? status : append_path(out, id, "", error);
+}
+
+moe_status store_converted(const char *id, char out[STORE_PATH], moe_error *error) {
+    const moe_status status = store_cache(out, error);
+    return status ? status : append_path(out, id, ".bin", error);
+}
+
+moe_status store_make_folder(const char *path, moe_error *error) {
+    char part[STORE_PATH];
+    struct stat there;
+    if ((size_t)snprintf(part, sizeof part, "%s", path) >= sizeof part) return path_too_long(error);
+    for (char *at = part; *at;) {
+        at += strspn(at, "/");
+        at += strcspn(at, "/");
+        const char next = *at;
+        *at = 0;
+        const int reason = mkdir(part, 0777) == 0 ? 0 : errno;
+        if (reason && (stat(part, &there) != 0 || !S_ISDIR(there.st_mode)))
+            return text_fail(error, MOE_ERROR_IO, "store",
+                             "cannot create the folder %.140s: %s; XDG_DATA_HOME and XDG_CACHE_HOME name others", part,
+                             strerror(reason));
+        *at = next;
+    }
+    return MOE_OK;
+}
+
+moe_status store_make_parent(const char *path, moe_error *error) {
+    char part[STORE_PATH];
+    if ((size_t)snprintf(part, sizeof part, "%s", path) >= sizeof part) return path_too_long(error);
+    char *slash = strrchr(part, '/');
+    if (!slash) return MOE_OK;
+    *slash = 0;
+    return store_make_folder(part, error);
+}
+
+/* ---- 2. Locks ------------------------------------------------------------------------------------------ */
+
+/* Return 1 if `fd` is still the file at `path`, which its last user may have removed. */
+static int is_same_file(int fd, const char *path) {
+    struct stat a, b;
+    return fstat(fd, &a) == 0 && lstat(path, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+moe_status store_lock(const char *folder, const volatile sig_atomic_t *stop, void (*waiting)(long process), int *lock,
+                      moe_error *error) {
+    char path[STORE_PATH];
+    const struct timespec pause = { 0, 200000000 };
+    if (snprintf(path, sizeof path, "%s/%s", folder, lock_name) >= (int)sizeof path) return path_too_long(error);
+    for (;;) {
+        struct flock whole = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+        moe_status status = store_make_folder(folder, error); /* rm may have removed it */
+        if (status) return status;
+        *lock = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+        if (*lock < 0 && errno == ENOENT) continue;
+        if (*lock < 0)
+            return text_fail(error, MOE_ERROR_IO, "store",
+                             "cannot write in %.150s: %s; set XDG_DATA_HOME to another folder", folder,
+                             strerror(errno));
+        const int locked = fcntl(*lock, F_SETLK, &whole) == 0;
+        if (locked && is_same_file(*lock, path)) return MOE_OK;
+        if (!locked && errno != EACCES && errno != EAGAIN && errno != EINTR) {
+            status = text_fail(error, MOE_ERROR_IO, "store", "cannot lock %.150s: %s", path, strerror(errno));
+            return close(*lock), status;
+        }
+        if (!locked && waiting && fcntl(*lock, F_GETLK, &whole) == 0 && whole.l_type != F_UNLCK)
+            waiting((long)whole.l_pid), waiting = NULL;
+        close(*lock);
+        if (stop && *stop) return text_fail(error, MOE_ERROR_CANCELLED, "store", "stopped while waiting");
+        if (!locked) nanosleep(&pause, NULL);
+    }
+}
+
+void store_unlock(const char *folder, int lock) {
+    char path[STORE_PATH];
+    if (snprintf(path, sizeof path, "%s/%s", folder, lock_name) < (int)sizeof path) unlink(path);
+    close(lock);
+    snprintf(path, sizeof path, "%s", folder);
+    if (rmdir(path) == 0) *strrchr(path, '/') = 0, rmdir(path); /* if they are empty */
+}
+
+/* ---- 3. Records ---------------------------------------------------------------------------------------- */
+
+static uint64_t file_size(const char *folder, const char *name) {
+    char path[STORE_PATH + SOURCE_NAME];
+    struct stat there;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return lstat(path, &there) == 0 && S_ISREG(there.st_mode) ? (uint64_t)there.st_size : SOURCE_UNKNOWN;
+}
+
+/* Write a small file completely or not at all. */
+static moe_status save(const char *folder, const char *name, const char *data, size_t length, moe_error *error) {
+    char path[STORE_PATH + SOURCE_NAME], partial[STORE_PATH + SOURCE_NAME];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    snprintf(partial, sizeof partial, "%s/%s.partial", folder, name);
+    const int fd = open(partial, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+    int done = fd >= 0;
+    while (done && length) {
+        const ssize_t n = write(fd, data, length);
+        if (n > 0) data += n, length -= (size_t)n;
+        else done = n < 0 && errno == EINTR;
+    }
+    done = done && (fsync(fd) == 0 || errno == EINVAL || errno == ENOTSUP) && rename(partial, path) == 0;
+    const int reason = errno;
+    if (fd >= 0) close(fd);
+    return done ? MOE_OK : text_fail(error, MOE_ERROR_IO, "store", "cannot write %.170s: %s", path, strerror(reason));
+}
+
+moe_status store_record(const char *folder, const source_model *m, const char *origin, char (*names)[SOURCE_NAME],
+                        char (*hashes)[SHA256_TEXT], moe_error *error) {
+    text_bytes out = { 0 };
+    json j = { .out = &out, .pretty = 1 };
+    json_open(&j, NULL, '{');
+    json_text(&j, "model", m->name.id);
+    json_clean(&j, "source", origin, strlen(origin));
+    json_text(&j, "version", m->version);
+    json_text(&j, "licence", m->licence);
+    json_text(&j, "variant", m->variant);
+    if (m->comet >= 0) json_digits(&j, "comet", m->comet, 6);
+    if (m->bleu >= 0) json_digits(&j, "bleu", m->bleu, 6);
+    json_open(&j, "files", '[');
+    for (size_t i = 0; i < m->n; i++) {
+        json_open(&j, NULL, '{');
+        json_text(&j, "name", names[i]);
+        json_whole(&j, "bytes", (int64_t)file_size(folder, names[i]));
+        json_text(&j, "sha256", hashes[i]);
+        json_close(&j, '}');
+    }
+    json_close(&j, ']');
+    json_close(&j, '}');
+    text_append(&out, "\n", 1);
+    const moe_status status =
+        out.failed ? text_out_of_memory(error) : save(folder, record_name, out.data, out.length, error);
+    text_bytes_free(&out);
+    return status;
+}
+
+/* Read a record, or return NULL. */
+static cJSON *read_record(const char *folder) {
+    char path[STORE_PATH + SOURCE_NAME];
+    snprintf(path, sizeof path, "%s/%s", folder, record_name);
+    FILE *file = fopen(path, "rb");
+    char *data = file ? malloc(RECORD_BYTES) : NULL;
+    const size_t n = data ? fread(data, 1, RECORD_BYTES, file) : 0;
+    cJSON *record = n && n < RECORD_BYTES ? source_json(data, n) : NULL;
+    free(data);
+    if (file) fclose(file);
+    return record;
+}
+
+static const char *word_of(const cJSON *object, const char *key) {
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(object, key);
+    return cJSON_IsString(value) ? value->valuestring : "";
+}
+
+static double metric_of(const cJSON *object, const char *key) {
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(object, key);
+    return cJSON_IsNumber(value) ? value->valuedouble : -1;
+}
+
+/* Return the bytes of all files in a folder. */
+static uint64_t folder_bytes(const char *folder) {
+    uint64_t sum = 0;
+    DIR *list = opendir(folder);
+    for (struct dirent *entry; list && (entry = readdir(list));) {
+        const uint64_t bytes = file_size(folder, entry->d_name);
+        if (bytes != SOURCE_UNKNOWN) sum += bytes;
+    }
+    if (list) closedir(list);
+    return sum;
+}
+
+void store_read(const char *folder, const char *id, store_model *out) {
+    cJSON *record = read_record(folder);
+    const cJSON *files = cJSON_GetObjectItemCaseSensitive(record, "files"), *file;
+    memset(out, 0, sizeof *out);
+    snprintf(out->id, sizeof out->id, "%s", id);
+    snprintf(out->licence, sizeof out->licence, "%s", record ? word_of(record, "licence") : "");
+    snprintf(out->variant, sizeof out->variant, "%s", record ? word_of(record, "variant") : "");
+    out->comet = record ? metric_of(record, "comet") : -1, out->bleu = record ? metric_of(record, "bleu") : -1;
+    out->bytes = folder_bytes(folder);
+    out->complete = cJSON_IsArray(files) && cJSON_GetArraySize(files) > 0;
+    cJSON_ArrayForEach(file, files) {
+        const char *name = word_of(file, "name");
+        const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(file, "bytes");
+        out->complete &= source_safe_name(name) && cJSON_IsNumber(bytes) && bytes->valuedouble >= 0 &&
+                         file_size(folder, name) == (uint64_t)bytes->valuedouble;
+    }
+    cJSON_Delete(record);
+}
+
+/* ---- 4. Lists ------------------------------------------------------------------------------------------ */
+
+static int is_folder(const char *path) {
+    struct stat there;
+    return stat(path, &there) == 0 && S_ISDIR(there.st_mode);
+}
+
+static int by_id(const void *a, const void *b) {
+    return strcmp(((const store_model *)a)->id, ((const store_model *)b)->id);
+}
+
+typedef struct listing {
+    store_model *models;
+    size_t n, capacity;
+} listing;
+
+/* Add the models of an owner. */
+static moe_status list_owner(const char *data, const char *owner, listing *all, moe_error *error) {
+    char folder[STORE_PATH + SOURCE_NAME + 2], path[STORE_PATH + 2 * SOURCE_NAME + 4], id[2 * SOURCE_NAME];
+    moe_status status = MOE_OK;
+    store_model model;
+    snprintf(folder, sizeof folder, "%s/%s", data, owner);
+    DIR *list = opendir(folder);
+    for (struct dirent *entry; !status && list && (entry = readdir(list));) {
+        if (!source_safe_name(entry->d_name)) continue;
+        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+        if (snprintf(id, sizeof id, "%s/%s", owner, entry->d_name) >= SOURCE_NAME || !is_folder(path) ||
+            all->n == MOST_MODELS || strlen(path) >= STORE_PATH)
+            continue;
+        store_read(path, id, &model);
+        status = text_add(&all->models, &all->n, &all->capacity, &model, 1, sizeof model, error);
+    }
+    if (list) closedir(list);
+    return status;
+}
+
+moe_status store_list(store_model **out, size_t *n, moe_error *error) {
+    char data[STORE_PATH];
+    listing all = { 0 };
+    moe_status status = store_data(data, error);
+    DIR *list = status ? NULL : opendir(data);
+    for (struct dirent *entry; !status && list && (entry = readdir(list));)
+        if (source_safe_name(entry->d_name)) status = list_owner(data, entry->d_name, &all, error);
+    if (list) closedir(list);
+    if (all.n) qsort(all.models, all.n, sizeof *all.models, by_id);
+    if (status) free(all.models), all.models = NULL, all.n = 0;
+    *out = all.models, *n = all.n;
+    return status;
+}
+
+/* ---- 5. Removal and room ------------------------------------------------------------------------------- */
+
+/* Return 1 for names of files that moe-get writes in a model's folder. */
+static int is_ours(const cJSON *record, const char *name) {
+    const size_t n = strlen(name);
+    const cJSON *file;
+    if (text_ends_with(name, n, ".partial") || text_ends_with(name, n, ".etag") || strcmp(name, record_name) == 0)
+        return 1;
+    if (!record) return source_safe_name(name); /* an interrupted fetch */
+    cJSON_ArrayForEach(file, cJSON_GetObjectItemCaseSensitive(record, "files")) if (strcmp(word_of(file, "name"),
+                                                                                           name) == 0) return 1;
+    return 0;
+}
+
+static moe_status cannot_remove(const char *path, moe_error *error) {
+    return text_fail(error, MOE_ERROR_IO, "store", "cannot remove %.190s: %s", path, strerror(errno));
+}
+
+static moe_status remove_files(const char *folder, moe_error *error) {
+    char path[STORE_PATH + SOURCE_NAME];
+    moe_status status = MOE_OK;
+    cJSON *record = read_record(folder);
+    snprintf(path, sizeof path, "%s/%s", folder, record_name);
+    if (unlink(path) != 0 && errno != ENOENT) status = cannot_remove(path, error); /* now it is incomplete */
+    DIR *list = status ? NULL : opendir(folder);
+    for (struct dirent *entry; !status && list && (entry = readdir(list));) {
+        if (!is_ours(record, entry->d_name) || file_size(folder, entry->d_name) == SOURCE_UNKNOWN) continue;
+        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+        if (unlink(path) != 0) status = cannot_remove(path, error);
+    }
+    if (list) closedir(list);
+    cJSON_Delete(record);
+    return status;
+}
+
+moe_status store_remove(const char *id, int *left, moe_error *error) {
+    char folder[STORE_PATH], converted[STORE_PATH];
+    int lock;
+    moe_status status = store_folder(id, folder, error);
+    if (!status) status = store_converted(id, converted, error);
+    if (status || (status = store_lock(folder, NULL, NULL, &lock, error))) return status;
+    status = remove_files(folder, error);
+    if (!status && unlink(converted) != 0 && errno != ENOENT && errno != ENOTDIR)
+        status = cannot_remove(converted, error);
+    store_unlock(folder, lock);
+    if (status) return status;
+    *left = is_folder(folder);
+    *strrchr(converted, '/') = 0;
+    rmdir(converted); /* the owner's folder, if it is empty */
+    return MOE_OK;
+}
+
+moe_status store_check_room(const char *folder, uint64_t bytes, moe_error *error) {
+    struct statvfs disk;
+    const uint64_t there = folder_bytes(folder);
+    if (statvfs(folder, &disk) != 0) return MOE_OK;
+    const double room = (double)disk.f_bavail * (double)disk.f_frsize;
+    if (bytes <= there || room >= (double)(bytes - there)) return MOE_OK;
+    return text_fail(error, MOE_ERROR_IO, "store",
+                     "%.120s needs %.1f MB, but its disk has %.1f MB left; free some, or set XDG_DATA_HOME", folder,
+                     (double)(bytes - there) * 1e-6, room * 1e-6);
+}
