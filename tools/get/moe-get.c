@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 
+#include "tools/convert/marian.h"
 #include "tools/get/fetch.h"
 #include "tools/get/sources.h"
 #include "tools/get/store.h"
@@ -18,7 +19,7 @@
 #include <unistd.h>
 
 typedef struct options {
-    int list, accept, small, quiet, dry_run, timeout, retries;
+    int list, accept, small, quiet, dry_run, no_convert, timeout, retries;
     const char *search;
 } options;
 
@@ -32,6 +33,7 @@ static const option_row own_rows[] = {
       OPTION_FLAG(small) },
     { "dry-run", NULL, "print size, licence and files; fetch none", .group = "Fetching", .letter = 'n',
       OPTION_FLAG(dry_run) },
+    { "no-convert", NULL, "do not convert the model", .group = "Fetching", OPTION_FLAG(no_convert) },
     { "quiet", NULL, "print only errors and the path of the model", .group = "Fetching", .letter = 'q',
       OPTION_FLAG(quiet) },
     { "timeout", "SECONDS", "give up a connection that delivers less than 1 KB/s for this long (default 60)",
@@ -352,14 +354,36 @@ static moe_status fetch_locked(getter *g, const source_model *m, const char *fol
     return status;
 }
 
+static void on_converter_note(void *user, const char *message) { on_note(user, message); }
+
+/* Convert a fetched model. Return -1, or an exit status; a file that this reader does not support is left alone. */
+static int convert(getter *g, const store_model *model, const char *folder, const char *out) {
+    moe_error e;
+    const marian_files files = { .path = folder,
+                                 .licence = model->licence,
+                                 .type = MOE_TYPE_Q8,
+                                 .note = on_converter_note,
+                                 .user = g };
+    const moe_status status = marian_convert(&files, out, &e);
+    if (status && status != MOE_ERROR_UNSUPPORTED) return failed(&e);
+    if (status && !g->o->quiet) program_error("%s", e.message);
+    return -1;
+}
+
 /* Print the path of a usable model: its conversion, or else its folder and the command that converts it. */
-static int report(const getter *g, const source_name *name) {
+static int report(getter *g, const source_name *name) {
     char folder[STORE_PATH], converted[STORE_PATH];
     const char *types, *from = source_converter(name, &types);
+    store_model there;
     moe_error e;
     if (store_folder(name->id, folder, &e) || store_converted(name->id, converted, &e)) return failed(&e);
     if (access(converted, R_OK) == 0) return puts(converted), -1;
     if (store_make_parent(converted, &e)) return failed(&e);
+    store_read(folder, name->id, &there);
+    if (g->o->no_convert) return puts(folder), -1;
+    const int status = name->kind == SOURCE_FIREFOX ? convert(g, &there, folder, converted) : -1;
+    if (status >= 0) return status;
+    if (access(converted, R_OK) == 0) return puts(converted), -1;
     if (!g->o->quiet)
         fprintf(stderr, "To use it, convert it:\n  tools/convert/convert.py %s'%s%s%s' -o '%s'%s\n", from, folder,
                 *name->file ? "/" : "", name->file, converted, types);

@@ -630,10 +630,7 @@ const char *source_known_licence(const source_name *name) {
     return k ? k->licence : "";
 }
 
-int source_needs_python(const source_model *m) {
-    (void)m;
-    return 1;
-}
+int source_needs_python(const source_model *m) { return m->name.kind != SOURCE_FIREFOX; }
 
 const char *source_converter(const source_name *name, const char **options) {
     const struct known *k = known_of(name->id);
