@@ -665,17 +665,18 @@ def mounted(p, options, script):
 
 @test
 def full_and_read_only_disks():
+    get = GET + " --no-convert"
     with player() as p:
-        done = mounted(p, "size=32k", f"{GET} en-de; echo $?; find {p.data} -type f")
+        done = mounted(p, "size=32k", f"{get} en-de; echo $?; find {p.data} -type f")
         assert done.stdout.split()[0] == "4" and "needs" in done.stderr and "XDG_DATA_HOME" in done.stderr, done
         services.fault(MODEL, rate=10_000, times=1)  # another file fills the disk after the check of its room
         partial, other = p.data + "/firefox/en-de/model*.partial", p.data + "/other"
         done = mounted(p, "size=100k", f"(until ls {partial}; do sleep 0.05; done; cat {GET} > {other}) >/dev/null 2>&1 & "
-                       f"{GET} en-de; echo $?; wait; rm {other}; {GET} -q en-de; echo $?; cp -r {p.data} {p.home}/copy")
+                       f"{get} en-de; echo $?; wait; rm {other}; {get} -q en-de; echo $?; cp -r {p.data} {p.home}/copy")
         assert done.stdout.split()[0] == "4" and "No space" in done.stderr and "continues" in done.stderr, done
         assert done.stdout.split()[-1] == "0", done
         check_complete(p.home + "/copy/firefox/en-de")
-        done = mounted(p, "ro", f"{GET} en-de; echo $?")
+        done = mounted(p, "ro", f"{get} en-de; echo $?")
         assert done.stdout.split()[0] == "4" and "Read-only" in done.stderr and "XDG_DATA_HOME" in done.stderr, done
 
 
