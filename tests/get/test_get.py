@@ -192,9 +192,23 @@ def a_gguf_is_fetched_by_its_name():
     with player() as p:
         done = p.get("tencent/Hy-MT2-1.8B-GGUF", status=3)
         assert "moe-get tencent/Hy-MT2-1.8B-GGUF/Hy-MT2-1.8B-" in done.err, done.err
-        names = {x["name"] for x in check_complete(
-            p.get("tencent/Hy-MT2-1.8B-GGUF/Hy-MT2-1.8B-Q8_0.gguf").out.strip())["files"]}
-        assert "Hy-MT2-1.8B-Q8_0.gguf" in names and "Hy-MT2-1.8B-Q4_K_M.gguf" not in names
+        for kind, other in ("Q8_0", "Q4_K_M"), ("Q4_K_M", "Q8_0"):
+            folder = p.get(f"tencent/Hy-MT2-1.8B-GGUF/Hy-MT2-1.8B-{kind}.gguf").out.strip()
+            names = {x["name"] for x in check_complete(folder)["files"]}
+            assert f"Hy-MT2-1.8B-{kind}.gguf" in names and f"Hy-MT2-1.8B-{other}.gguf" not in names
+
+
+@test
+def revisions_have_folders_of_their_own():
+    with player() as p:
+        services.publish("o/versions", {"config.json": b"{}", "model.safetensors": b"1" * 2000})
+        commit = check_complete(p.get("o/versions").out.strip())["version"]
+        services.publish("o/versions", {"config.json": b"{}", "model.safetensors": b"2" * 2000})
+        folder = p.get("o/versions@" + commit).out.strip()
+        assert folder == p.data + "/o/versions@" + commit and check_complete(folder)["version"] == commit
+        p.get("rm", "o/versions")
+        assert check_complete(p.get("o/versions").out.strip())["version"] != commit
+        assert len(p.get("--list").out.splitlines()) == 2
 
 
 @test

@@ -107,8 +107,8 @@ TEST(words_name_models) {
         { "facebook/NLLB-moe-54b", "facebook/nllb-moe-54b", "main", "", 1 },
         { "opus-mt-de-fr", "Helsinki-NLP/opus-mt-de-fr", "main", "", 1 },
         { "owner/name", "owner/name", "main", "", 1 },
-        { "owner/name@v1.0", "owner/name", "v1.0", "", 1 },
-        { "owner/name/a.gguf", "owner/name", "main", "a.gguf", 1 },
+        { "owner/name@v1.0", "owner/name@v1.0", "v1.0", "", 1 },
+        { "owner/name/a.gguf", "owner/name+a.gguf", "main", "a.gguf", 1 },
     };
     source_name names[SOURCE_CANDIDATES];
     size_t n;

@@ -427,15 +427,6 @@ static const source_name *find_fetched(const source_name *names, size_t n, int c
     return NULL;
 }
 
-/* Return 1 if the folder of a fetched model has the file that the user named. */
-static int has_named_file(const source_name *name) {
-    char path[STORE_PATH];
-    const size_t n = store_folder(name->id, path, NULL) ? sizeof path : strlen(path);
-    if (!*name->file) return 1;
-    return n < sizeof path && snprintf(path + n, sizeof path - n, "/%s", name->file) < (int)(sizeof path - n) &&
-           access(path, R_OK) == 0;
-}
-
 /* Report that no source has a pair of languages. */
 static int not_found(const getter *g, const char *word, const source_name *names, size_t n, const moe_error *last) {
     char both[2 * SOURCE_NAME] = "";
@@ -454,7 +445,7 @@ static int get(getter *g, const char *word) {
     moe_error e;
     if (source_parse(word, names, &n, &e)) return program_usage_error("%s", e.message);
     const source_name *there = find_fetched(names, n, 1);
-    if (there && has_named_file(there) && !g->o->dry_run) {
+    if (there && !g->o->dry_run) {
         if (!g->o->quiet) program_error("%s is here already", there->id);
         return report(g, there);
     }

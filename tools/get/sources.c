@@ -80,9 +80,9 @@ static char *hub_url(const char *format, const char *id, const char *revision, c
     return finished(&url);
 }
 
-char *source_hub_url(const source_name *name) { return hub_url(hub_description, name->id, name->revision, ""); }
-char *source_card_url(const source_model *m) { return hub_url(hub_file, m->name.id, m->version, "README.md"); }
-char *source_page_url(const source_name *name) { return hub_url(hub_page, name->id, "", ""); }
+char *source_hub_url(const source_name *name) { return hub_url(hub_description, name->repository, name->revision, ""); }
+char *source_card_url(const source_model *m) { return hub_url(hub_file, m->name.repository, m->version, "README.md"); }
+char *source_page_url(const source_name *name) { return hub_url(hub_page, name->repository, "", ""); }
 
 int source_allowed_url(const char *url, int encrypted) {
     return strncasecmp(url, "https://", 8) == 0 || (!encrypted && strncasecmp(url, "http://", 7) == 0);
@@ -145,13 +145,14 @@ static source_name *add_name(source_name *out, size_t *n, source_kind kind, cons
     memset(name, 0, sizeof *name);
     name->kind = kind;
     snprintf(name->id, sizeof name->id, "%s%s", begin, id);
+    if (kind == SOURCE_HUB) snprintf(name->repository, sizeof name->repository, "%s", name->id);
     snprintf(name->revision, sizeof name->revision, "main");
     return name;
 }
 
 /* Parse OWNER/NAME, OWNER/NAME@REVISION or OWNER/NAME/FILE. */
 static int parse_repository(const char *word, source_name *out) {
-    char owner[SOURCE_NAME], name[SOURCE_NAME];
+    char owner[SOURCE_NAME], name[SOURCE_NAME], id[SOURCE_NAME];
     const char *first = strchr(word, '/');
     if (!first) return 0;
     const size_t length = strcspn(first + 1, "/@");
@@ -160,10 +161,13 @@ static int parse_repository(const char *word, source_name *out) {
     if (!safe_part(word, (size_t)(first - word), owner) || !safe_part(first + 1, length, name) || length > 96 ||
         strlen(owner) > 96)
         return 0;
-    add_name(out, &n, SOURCE_HUB, "", "");
-    snprintf(out->id, sizeof out->id, "%.96s/%.96s", owner, name);
-    if (*end == '@') return safe_part(end + 1, strlen(end + 1), out->revision);
-    return !*end || safe_part(end + 1, strlen(end + 1), out->file);
+    snprintf(id, sizeof id, "%.96s/%.96s", owner, name);
+    add_name(out, &n, SOURCE_HUB, "", id);
+    if (!*end) return 1;
+    /* A version or a file of a repository has a folder of its own. */
+    return safe_part(end + 1, strlen(end + 1), *end == '@' ? out->revision : out->file) &&
+           snprintf(out->id, sizeof out->id, "%s%c%.200s", id, *end == '@' ? '@' : '+', end + 1) < SOURCE_NAME &&
+           source_safe_name(strchr(out->id, '/') + 1);
 }
 
 moe_status source_parse(const char *word, source_name out[SOURCE_CANDIDATES], size_t *n, moe_error *error) {
@@ -525,7 +529,7 @@ static moe_status add_sibling(source_model *m, const cJSON *sibling, const char 
     if (!source_safe_name(name))
         return text_fail(error, MOE_ERROR_FORMAT, "files", "%.80s has a file with the unsafe name '%.80s': refused",
                          m->name.id, name);
-    source_file *f = add_file(m, name, hub_url(hub_file, m->name.id, m->version, name), error);
+    source_file *f = add_file(m, name, hub_url(hub_file, m->name.repository, m->version, name), error);
     if (!f) return error->code;
     f->packed = 0; /* fetched as it is */
     f->bytes = size_of(cJSON_IsObject(lfs) ? lfs : sibling, "size");
@@ -567,8 +571,8 @@ static const struct known *known_of(const char *repository) {
 static moe_status no_weights(const cJSON *siblings, const source_name *name, moe_error *error) {
     const cJSON *sibling;
     if (*name->file)
-        return text_fail(error, MOE_ERROR_ARGUMENT, "files", "%.80s has no file %.80s; see %.60s/%.80s", name->id,
-                         name->file, source_hub(), name->id);
+        return text_fail(error, MOE_ERROR_ARGUMENT, "files", "%.80s has no file %.80s; see %.60s/%.80s",
+                         name->repository, name->file, source_hub(), name->repository);
     cJSON_ArrayForEach(sibling, siblings) {
         const char *file = string(sibling, "rfilename");
         if (file && fits("*.gguf", file) && source_safe_name(file))
@@ -626,15 +630,15 @@ int source_is_restricted(const char *licence) {
 }
 
 const char *source_known_licence(const source_name *name) {
-    const struct known *k = known_of(name->id);
+    const struct known *k = known_of(name->repository);
     return k ? k->licence : "";
 }
 
 int source_needs_python(const source_model *m) { return m->name.kind != SOURCE_FIREFOX; }
 
 const char *source_converter(const source_name *name, const char **options) {
-    const struct known *k = known_of(name->id);
+    const struct known *k = known_of(name->repository);
     if (name->kind == SOURCE_FIREFOX) return *options = " --type q8", "--from marian ";
-    *options = k ? k->options : strncmp(name->id, opus_owner, strlen(opus_owner)) == 0 ? " --type q8" : "";
+    *options = k ? k->options : strncmp(name->repository, opus_owner, strlen(opus_owner)) == 0 ? " --type q8" : "";
     return *name->file ? "--from gguf " : "--from hf ";
 }

@@ -27,9 +27,10 @@ typedef enum source_kind { SOURCE_FIREFOX, SOURCE_HUB } source_kind;
 /* A model that a user's word may mean. */
 typedef struct source_name {
     source_kind kind;
-    char id[SOURCE_NAME];       /* "firefox/en-pt" or "OWNER/NAME": also the folder of its files */
-    char revision[SOURCE_NAME]; /* branch, tag or commit of a repository */
-    char file[SOURCE_NAME];     /* the only file to fetch, such as a GGUF; "" for the whole model */
+    char id[SOURCE_NAME]; /* "firefox/en-pt", "OWNER/NAME", "OWNER/NAME@REVISION" or "OWNER/NAME+FILE": its folder */
+    char repository[SOURCE_NAME]; /* "OWNER/NAME" */
+    char revision[SOURCE_NAME];   /* branch, tag or commit of a repository */
+    char file[SOURCE_NAME];       /* the only file to fetch, such as a GGUF; "" for the whole model */
 } source_name;
 
 typedef struct source_file {
