@@ -235,14 +235,14 @@ tidy: $(BUILD)/.deps-build $(BUILD)/.deps-tidy $(BUILD)/routing-html.inc $(BUILD
 # except `model`, are $(CC)'s normal build.
 FUZZ_CC ?= $(firstword $(shell command -v clang-14) clang)
 FUZZ_PYTHON = documents convert decoder gguf marian-bin marian-npz marian-yml marian-spm shortlist
-FUZZ_TARGETS = model kernels kernels-emulated text bpe lines routing idx marian server $(FUZZ_PYTHON)
+FUZZ_TARGETS = model kernels kernels-emulated text bpe lines routing idx marian get server $(FUZZ_PYTHON)
 SECONDS ?= 20
 FUZZ_SANITIZE = -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize=pointer-overflow,object-size \
 	-fno-sanitize-recover=all -Wno-pass-failed
 FUZZ_LINK = $(CXX) $(EXTRA) -fsanitize=fuzzer -pthread $(filter %.o,$^) $(filter %.a,$^)
 
 # Build all targets, then run JOBS at a time.
-FUZZ_SANITIZED = model text bpe lines routing idx marian server
+FUZZ_SANITIZED = model text bpe lines routing idx marian get server
 fuzz: $(addprefix build/fuzz/,$(filter-out $(FUZZ_SANITIZED),$(FUZZ_TARGETS))) $(BUILD)/moe.o
 	+@$(call make_fuzz,$(FUZZ_SANITIZED:%=build/fuzz/fuzz_%))
 	@printf '%s\n' $(FUZZ_TARGETS) | xargs -P $(JOBS) -I TARGET tests/python tests/fuzz/run TARGET $(SECONDS) $(SEED)
@@ -278,6 +278,9 @@ $(BUILD)/fuzz_server: $(BUILD)/fuzz_server.o $(SERVER_OBJECTS) $(BUILD)/libtext.
 
 $(BUILD)/fuzz_routing.o $(BUILD)/fuzz_routing.read: C_FLAGS += -I$(BUILD)
 $(BUILD)/fuzz_routing.o $(BUILD)/fuzz_routing.read: $(BUILD)/routing-html.inc
+
+$(BUILD)/fuzz_get: $(BUILD)/fuzz_get.o $(GET_OBJECTS) $(BUILD)/libtext.a $(LIBRARY)
+	$(FUZZ_LINK) -lcurl $(TEXT_LIBS) -o $@
 
 $(BUILD)/seeds: $(BUILD)/seeds.o $(LIBRARY)
 	$(LINK) -lm -o $@
