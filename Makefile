@@ -138,9 +138,9 @@ $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	rm -f $@
 	$(AR) rcs $@ $(MOE_OBJECTS)
 
-TEXT_OBJECTS = $(addprefix $(BUILD)/,moetext.o several.o models.o places.o settings.o memory.o align.o detect.o html.o \
-	words.o stream.o guarded.o prompted.o jobs.o attempt.o open.o text.o sentences.o lost.o quotes.o spans.o marks.o \
-	messages.o glossary.o heading.o plurals.o terms.o protect.o prompt.o suspicion.o rows.o spm.o bpe.o bytes.o)
+TEXT_OBJECTS = $(addprefix $(BUILD)/,choice.o moetext.o several.o models.o places.o settings.o memory.o align.o \
+	detect.o html.o words.o stream.o guarded.o prompted.o jobs.o attempt.o open.o text.o sentences.o lost.o quotes.o \
+	spans.o marks.o messages.o glossary.o heading.o plurals.o terms.o protect.o prompt.o suspicion.o rows.o spm.o bpe.o bytes.o)
 
 # One object whose internal symbols are local. $(LD), not $(CC): EXTRA may contain sanitizers.
 $(BUILD)/libmoetext.o: $(TEXT_OBJECTS)
@@ -219,5 +219,4 @@ uninstall:
 clean:
 	rm -rf build $(PYTHON_PROGRAMS) $(PROGRAMS) $(BENCH_PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES:=*)
 
-include tools/python/package.mk
--include tests/rules.mk
+-include tools/python/package.mk tests/rules.mk

@@ -5,6 +5,7 @@
 #include "tools/get/store.h"
 #include "tools/text/bytes.h"
 #include "tools/text/json.h"
+#include "tools/text/places.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -26,22 +27,13 @@ static moe_status path_too_long(moe_error *error) {
     return text_fail(error, MOE_ERROR_IO, "store", "the path of the folder for models is too long");
 }
 
-static moe_status place(const char *variable, const char *in_home, char out[STORE_PATH], moe_error *error) {
-    const char *base = getenv(variable), *home = getenv("HOME");
-    int length = -1;
-    if (base && *base == '/') length = snprintf(out, STORE_PATH, "%s/moe", base); /* relative paths are invalid */
-    else if (home && *home == '/') length = snprintf(out, STORE_PATH, "%s/%s/moe", home, in_home);
-    else
-        return text_fail(error, MOE_ERROR_IO, "store", "no folder for models: set HOME or %s to an absolute path",
-                         variable);
-    return length < 0 || length >= STORE_PATH ? path_too_long(error) : MOE_OK;
-}
-
 moe_status store_data(char out[STORE_PATH], moe_error *error) {
-    return place("XDG_DATA_HOME", ".local/share", out, error);
+    return text_place_of_models(0, out, STORE_PATH, error);
 }
 
-moe_status store_cache(char out[STORE_PATH], moe_error *error) { return place("XDG_CACHE_HOME", ".cache", out, error); }
+moe_status store_cache(char out[STORE_PATH], moe_error *error) {
+    return text_place_of_models(1, out, STORE_PATH, error);
+}
 
 static moe_status append_path(char path[STORE_PATH], const char *name, const char *end, moe_error *error) {
     const size_t n = strlen(path);

@@ -13,6 +13,7 @@
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -148,14 +149,29 @@ int program_printed(void) {
     return EXIT_INPUT_OUTPUT;
 }
 
+static int no_model(void) {
+    return program_usage_error(
+        "no model is installed: specify one with -m FILE, set MOE_MODEL, or fetch one with moe-get");
+}
+
 int program_default_model(const char **model) {
     static char path[4096];
     moe_error e;
     if (*model) return -1;
     const moe_status status = moetext_default_model(path, sizeof path, &e);
-    if (status == MOE_ERROR_IO)
-        return program_usage_error("no model is installed: specify one with -m FILE or set MOE_MODEL");
+    if (status == MOE_ERROR_IO) return no_model();
     if (status) return program_usage_error("%s", e.message);
     *model = path;
+    return -1;
+}
+
+int program_choose(const char **model, const char *source, const char *target, moetext_choice **out) {
+    const char *named = getenv("MOE_MODEL");
+    moe_error e;
+    if (*model || (named && *named)) return program_default_model(model);
+    const moe_status status = moetext_choose(source, target, out, &e);
+    if (status == MOE_ERROR_IO) return no_model();
+    if (status) return program_error("%s", e.message), status == MOE_ERROR_ARGUMENT ? EXIT_USAGE : EXIT_MODEL;
+    *model = (*out)->paths[0];
     return -1;
 }

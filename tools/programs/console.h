@@ -6,6 +6,7 @@
 #define CONSOLE_H
 
 #include "moe.h"
+#include "tools/text/moetext.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -37,6 +38,9 @@ int program_file_error(const char *file, const moe_error *error);
 int program_printed(void);
 /* Set *model to the default model if it is NULL. Return -1, or EXIT_USAGE after an error message. */
 int program_default_model(const char **model);
+/* Choose models for two languages, which may be "", with moetext_choose. If *model or MOE_MODEL names one, use it and
+ * leave *out at NULL. Otherwise set *model to the first one, which remains valid until *out is freed. */
+int program_choose(const char **model, const char *source, const char *target, moetext_choice **out);
 
 typedef struct program_progress {
     int on;

@@ -464,12 +464,21 @@ static int choose_languages(app *a) {
     return -1;
 }
 
+/* Choose a model for the languages if none is named. */
+static int choose_model(options *o) {
+    moetext_choice *choice = NULL; /* never freed: it owns the path */
+    const text_settings *s = &o->common.settings;
+    const int status = program_choose(&o->common.model, s->source, s->target, &choice);
+    if (status >= 0 || !choice || choice->n_paths == 1) return status;
+    return program_usage_error("alignment needs one model, not %s: name one with -m FILE", choice->name);
+}
+
 int main(int argc, char **argv) {
     static app a;
     options o = { .common = program_common_none(), .share = 0.7f };
     int in, status = program_begin("moe-align");
     if (status < 0) status = option_parse(&program, argc, argv, &o);
-    if (status < 0) status = program_default_model(&o.common.model);
+    if (status < 0) status = choose_model(&o);
     if (status < 0 && o.pairs && !o.lexicon) status = program_usage_error("--pairs requires --lexicon");
     if (status >= 0) return status;
 

@@ -9,6 +9,7 @@
  *   6. Main
  */
 #include "tools/programs/ranks.h"
+#include "tools/text/choice.h"
 #include "tools/text/json.h"
 #include "tools/text/several.h"
 #include "tools/text/spm.h"
@@ -26,11 +27,13 @@
 enum { MOST_MODELS = 64 };
 
 typedef struct options {
-    program_common common;           /* common.settings holds preset, parameters, languages and more */
-    const char *models[MOST_MODELS]; /* [n_models] arguments of -m and --models */
+    program_common common;          /* common.settings holds preset, parameters, languages and more */
+    const char *given[MOST_MODELS]; /* arguments of -m and --models */
+    const char *const *models;      /* [n_models] these, or the files of the choice */
     size_t n_models;
-    int several; /* 1 to open all models as one translator */
-    int nbest;   /* -1 if not given */
+    moetext_choice *choice; /* NULL if -m, --models or MOE_MODEL names the model; never freed */
+    int several;            /* 1 to open all models as one translator */
+    int nbest;              /* -1 if not given */
     int score, prefix, self_test, paragraphs, no_protect;
     int raw;
 } options;
@@ -39,15 +42,17 @@ static int add_model(void *user, const option_row *row, const char *path) {
     options *o = user;
     if (o->n_models == MOST_MODELS) return program_usage_error("more than %d models: use --models DIR", MOST_MODELS);
     if (!o->n_models) o->common.model = path;
-    o->models[o->n_models++] = path;
+    o->given[o->n_models++] = path;
+    o->models = o->given;
     o->several |= o->n_models > 1 || !row->letter;
     return -1;
 }
 
 static const option_row own_rows[] = {
-    { "model", "FILE", "model file (default: MOE_MODEL, else the installed model, else the one in the repository)",
-      .more = ". If repeated, each line uses the model that translates from -s to -t, or two models with a pivot "
-              "language between them",
+    { "model", "FILE", "model file (default: MOE_MODEL, else fetched models, else the installed model)",
+      .more =
+          ". moe-get fetches models. If repeated, each line uses the model that translates from -s to -t, or two models with a pivot "
+          "language between them",
       .letter = 'm', .group = GROUP_MODEL, .kind = ROW_CALL, .take = add_model, .repeated = 1 },
     { "models", "DIR", "use all models (*.bin) in a directory", .group = GROUP_MODEL, .kind = ROW_CALL,
       .take = add_model, .repeated = 1 },
@@ -61,7 +66,8 @@ static const option_row own_rows[] = {
     { "prefix", NULL, "lines contain source TAB target prefix; print the whole translation",
       .more = ". The last word of a prefix may be incomplete unless a space follows it", .group = GROUP_FILES,
       OPTION_FLAG(prefix) },
-    { "json", NULL, "write one JSON object per line: source, prefix, translation, score, ids, token_logprobs, nbest",
+    { "json", NULL,
+      "write one JSON object per line: source, prefix, model, translation, score, ids, token_logprobs, nbest",
       .more = "; error on failure", .group = GROUP_FILES, OPTION_FLAG(common.json) },
     { "as-text", NULL, "translate the lines of a document, e.g. of .html or .po, as plain text", .group = GROUP_FILES,
       OPTION_FLAG(common.as_text),
@@ -154,6 +160,16 @@ static int check_options(options *o) {
     return -1;
 }
 
+/* Choose models for the languages if none is named. */
+static int choose_models(options *o) {
+    const int status =
+        program_choose(&o->common.model, o->common.settings.source, o->common.settings.target, &o->choice);
+    if (status >= 0 || !o->choice) return status;
+    o->models = o->choice->paths, o->n_models = o->choice->n_paths;
+    o->several = o->n_models > 1;
+    return -1;
+}
+
 static int parse_options(int argc, char **argv, options *o) {
     program_common *common = &o->common;
     moe_error e;
@@ -162,7 +178,7 @@ static int parse_options(int argc, char **argv, options *o) {
     if (status < 0) status = program_words(common, argc - optind, argv + optind);
     if (status < 0) status = refuse_document(o, common->input);
     if (status < 0) status = refuse_document(o, common->output);
-    if (status < 0) status = program_default_model(&common->model);
+    if (status < 0) status = choose_models(o);
     if (status >= 0) return status;
     if (text_settings_check(&common->settings, "--", &e)) return program_usage_error("%s", e.message);
     common->ids |= o->raw;
@@ -215,13 +231,16 @@ static int is_translated(const options *o, const moetext_result *r) {
 
 static void json_line(const options *o, program_line *line, const moetext_result *r) {
     json j = { .out = &line->output };
+    char name[512];
     json_open(&j, NULL, '{');
     json_whole(&j, "line", (int64_t)line->number);
     if (line->failed && !line->source.length) json_null(&j, "source");
     else json_text(&j, "source", line->source.length ? line->source.data : "");
     if (o->score || o->prefix)
         json_text(&j, o->score ? "target" : "prefix", line->given.length ? line->given.data : "");
+    if (r->model_path) json_text(&j, "model", text_model_name(r->model_path, name, sizeof name));
     if (r->between) json_text(&j, "between", r->between);
+    if (r->between_path) json_text(&j, "between_model", text_model_name(r->between_path, name, sizeof name));
     json_ids(&j, "source_ids", r->source_ids, r->n_source_ids);
     if (is_translated(o, r)) {
         json_hypothesis(o, r, &r->hypotheses[0], &j);
@@ -602,7 +621,8 @@ static int run_several(const options *o) {
     moetext *translator = NULL;
     moe_error e;
     int status = -1;
-    if (text_models_open(o->models, o->n_models, &settings, &models, &e))
+    if (o->choice ? text_choice_open(o->choice, 0, &settings, &models, &e)
+                  : text_models_open(o->models, o->n_models, &settings, &models, &e))
         status = (program_file_error(NULL, &e), EXIT_MODEL);
     else if (text_translator_new(models, &settings, &translator, &e))
         status = e.code == MOE_ERROR_ARGUMENT ? (program_error("%s", e.message), EXIT_USAGE) : program_failed(&e);
@@ -643,7 +663,17 @@ static int check_ranks(const options *o) {
     return same ? -1 : program_usage_error("all mpirun processes must have the same options");
 }
 
+/* Say which models were chosen: always if the choice has changed, otherwise with --verbose. */
+static void tell_choice(const options *o) {
+    char line[1024];
+    if (!o->choice || o->common.silent) return;
+    text_choice_changed(o->choice, o->common.settings.source, o->common.settings.target, line, sizeof line);
+    if (*line && !o->common.quiet) program_error("%s", line);
+    if (o->common.verbose) program_error("model: %s", o->choice->name);
+}
+
 static int translate(const options *o) {
+    tell_choice(o);
     if (o->several) program_handle_signals();
     if (o->self_test) return o->several ? self_test_several(o) : self_test_one(o, o->common.model);
     return o->several ? run_several(o) : run_one(o);

@@ -50,18 +50,24 @@ const char *text_set_spelling(const text_set *s, const moetext_model *m, size_t 
 
 static unsigned char *hops_from(const text_set *s, size_t source) { return s->hops + source * s->n_languages; }
 
-/* Find the ways through one file, then the ways through two files. */
-static moe_status find_ways(text_set *s, moe_error *error) {
+/* Add the ways through one of the first `files` files, then through two of them, where no way is known. */
+static void add_ways(text_set *s, size_t files) {
     const size_t n = s->n_languages;
-    if (!(s->hops = calloc(n * n + 1, 1))) return text_out_of_memory(error);
-    for (const model_file *f = s->files; f < s->files + s->n; f++)
+    for (const model_file *f = s->files; f < s->files + files; f++)
         for (size_t from = 0; from < n; from++)
             for (size_t to = 0; f->reads[from] && to < n; to++)
-                if (f->writes[to] && to != from) hops_from(s, from)[to] = 1;
+                if (f->writes[to] && to != from && !hops_from(s, from)[to]) hops_from(s, from)[to] = 1;
     for (size_t from = 0; from < n; from++)
         for (size_t between = 0; between < n; between++)
             for (size_t to = 0; hops_from(s, from)[between] == 1 && to < n; to++)
                 if (hops_from(s, between)[to] == 1 && to != from && !hops_from(s, from)[to]) hops_from(s, from)[to] = 2;
+}
+
+static moe_status find_ways(text_set *s, moe_error *error) {
+    const size_t n = s->n_languages, last = s->settings.last_resort;
+    if (!(s->hops = calloc(n * n + 1, 1))) return text_out_of_memory(error);
+    if (last && last < s->n) add_ways(s, s->n - last);
+    add_ways(s, s->n);
     return MOE_OK;
 }
 
@@ -334,6 +340,8 @@ void text_set_close(text_set *s) {
 }
 
 size_t text_set_count(const text_set *s) { return s->n; }
+int text_set_reads(const text_set *s, size_t file, size_t language) { return s->files[file].reads[language]; }
+int text_set_writes(const text_set *s, size_t file, size_t language) { return s->files[file].writes[language]; }
 int text_set_form(const text_set *s) { return s->settings.form < 0 ? TEXT_FORM_TEXT : s->settings.form; }
 const char *text_set_path(const text_set *s, size_t file) { return s->files[file].path; }
 uint64_t text_set_bytes(const text_set *s, size_t file) { return s->files[file].bytes; }

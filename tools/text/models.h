@@ -36,8 +36,9 @@ typedef struct text_way {
     size_t n, files[2], languages[3]; /* [n + 1] source, intermediate language if n is 2, target */
 } text_way;
 
-/* Find the first way in the order of the files. Two files use English as intermediate language if possible. Errors:
- * MOE_ERROR_ARGUMENT (no way; the message lists the targets of the source, and the sources of the target). */
+/* Find the first way in the order of the files: one file, or else two files, with English as intermediate language if
+ * possible. The last settings.last_resort files are used only if the others have no way. Errors: MOE_ERROR_ARGUMENT (no
+ * way; the message lists the targets of the source, and the sources of the target). */
 moe_status text_set_way(const text_set *set, size_t source, size_t target, text_way *way, moe_error *error);
 int text_set_hops(const text_set *set, size_t source, size_t target); /* number of files; 0 if there is no way */
 /* Return the only language with a way to `target`, or -1. */
@@ -47,7 +48,9 @@ int text_set_needs_source(const text_set *set); /* 1 if a target has several sou
 const char *text_set_ways(const text_set *set);
 
 size_t text_set_count(const text_set *set);
-int text_set_form(const text_set *set); /* the text_form of the option form */
+int text_set_reads(const text_set *set, size_t file, size_t language);  /* 1 if it is a source of the file */
+int text_set_writes(const text_set *set, size_t file, size_t language); /* 1 if it is a target of the file */
+int text_set_form(const text_set *set);                                 /* the text_form of the option form */
 const char *text_set_path(const text_set *set, size_t file);
 uint64_t text_set_bytes(const text_set *set, size_t file); /* size of the file */
 /* Get the model of a file, and open it if necessary. Errors: those of moetext_model_open, with the file in `where`. */

@@ -36,6 +36,7 @@ struct moetext_model {
     const text_several_ops *ops; /* functions for `set` and its translators */
     text_front front;
     text_form form;
+    char *path;    /* of the file; may be NULL */
     size_t copied; /* bytes of the file in private memory */
     size_t n_languages;
     char **languages; /* [n_languages] */
@@ -124,6 +125,7 @@ static moe_status open_file(moetext_model *m, const moe_source *source, const te
                                       .verify = settings->verify ? verify : -1,
                                       .allocator = settings->max_memory ? text_memory_allocator() : none };
     m->form = settings->form < 0 ? TEXT_FORM_TEXT : (text_form)settings->form;
+    if (source->path && !(m->path = text_copy(source->path, strlen(source->path)))) return text_out_of_memory(error);
     const moe_status status = text_open_source(source, TEXT_IDS_ONLY, &params, &m->front, error);
     if (status) return status;
     if (params.copy || params.stream || source->read) m->copied = (size_t)moe_model_held_bytes(m->front.model);
@@ -178,14 +180,6 @@ moe_status text_model_open(const char *path, const text_settings *settings, moet
     return open_source(&(moe_source){ .path = path }, settings, out, error);
 }
 
-moe_status moetext_model_open(const char *path, const char *options, moetext_model **out, moe_error *error) {
-    char default_path[4096];
-    text_settings settings = text_settings_none();
-    moe_status status = text_settings_parse(&settings, options, error);
-    if (!status && !path) status = moetext_default_model(default_path, sizeof default_path, error);
-    return status ? status : text_model_open(path ? path : default_path, &settings, out, error);
-}
-
 moe_status moetext_model_open_source_sized(const moe_source *given, size_t size, const char *options,
                                            moetext_model **out, moe_error *error) {
     moe_source source = { .name = NULL };
@@ -214,7 +208,7 @@ void moetext_model_close(moetext_model *m) {
     for (size_t i = 0; m->texts && i < moe_model_meta_count(m->front.model); i++) free(m->texts[i]);
     free(m->languages);
     free(m->tags), free(m->sides[0]), free(m->sides[1]);
-    free(m->texts);
+    free(m->texts), free(m->path);
     text_close(&m->front);
     free(m);
 }
@@ -1084,7 +1078,10 @@ static void refuse(const moetext *t, const moetext_request *q, moe_status status
 
 /* Deliver the result of a text after joining all its parts. */
 static void deliver(moetext *t, unit *u) {
-    moetext_result r = { .user = u->request.user, .n_parts = u->parts, .model = t->model };
+    moetext_result r = { .user = u->request.user,
+                         .n_parts = u->parts,
+                         .model = t->model,
+                         .model_path = t->model->path };
     const int described = !u->lost && describe(t, u, &r);
     const size_t n = u->found || r.flags & MOETEXT_BLANK ? u->joined.n : 0;
     const int lost =

@@ -74,9 +74,39 @@ typedef struct moetext_model moetext_model;
  * (`size` is too small). */
 moe_status moetext_default_model(char *path, size_t size, moe_error *error);
 
-/* Open a translation model, or a language model with the option kind=language. `path` may be NULL
- * (moetext_default_model), and so may `options`. Errors: those of moe_model_open; MOE_ERROR_ARGUMENT (options);
- * MOE_ERROR_UNSUPPORTED (a model of another kind, or without a tokeniser, which only form=ids and form=pieces allow).
+/* A translation model on this machine. */
+typedef struct moetext_local {
+    const char *name;   /* such as "firefox/en-pt" */
+    const char *path;   /* of the model file */
+    const char *ways;   /* directions, such as "en to pt" */
+    uint64_t bytes;     /* size of the file */
+    double comet, bleu; /* published scores; negative if unknown */
+    int shipped;        /* 1 for the model that is installed with moe, 0 for one that moe-get has fetched */
+} moetext_local;
+
+/* The models on this machine, and those that were chosen for a direction. */
+typedef struct moetext_choice {
+    const moetext_local *const *local; /* [n_local] fetched models, the best first, then the shipped one */
+    size_t n_local;
+    const char *const *paths; /* [n_paths] model files, for moetext_model_open or moetext_models_open */
+    size_t n_paths;
+    const char *name; /* names of the chosen models: "firefox/de-en + firefox/en-pt" */
+    int named;        /* 1 if MOE_MODEL has named the model */
+} moetext_choice;
+
+/* Choose the models that translate between two languages: MOE_MODEL, or else fetched models, or else the shipped one.
+ * Among fetched models, one model is preferred to two with a language between them, then the better COMET, or BLEU (if
+ * both have it), then the smaller file. `source` may be NULL if the fetched models for the target have one source, and
+ * "auto" chooses all models. Without a target, only MOE_MODEL and the shipped model are considered if there is one.
+ * Errors: MOE_ERROR_ARGUMENT (no model, or several sources; the message names the command or option that helps),
+ * MOE_ERROR_IO (no target and no model), MOE_ERROR_MEMORY. */
+moe_status moetext_choose(const char *source, const char *target, moetext_choice **out, moe_error *error);
+void moetext_choice_free(moetext_choice *choice); /* may be NULL */
+
+/* Open a translation model, or a language model with the option kind=language. If `path` is NULL, moetext_choose
+ * chooses the model for the options source and target, and may choose several. `options` may be NULL. Errors: those of
+ * moe_model_open; MOE_ERROR_ARGUMENT (options); MOE_ERROR_UNSUPPORTED (a model of another kind, or without a tokeniser,
+ * which only form=ids and form=pieces allow).
  */
 moe_status moetext_model_open(const char *path, const char *options, moetext_model **out, moe_error *error);
 /* Open a model from a file, part of a file, memory or a callback: moe_source in moe.h describes these sources. Error
@@ -425,6 +455,8 @@ typedef struct moetext_result {
     const char *between_language;
     size_t n_notes;
     const moetext_note *notes; /* [n_notes] notes on all parts, from both models */
+    const char *model_path;    /* file of `model`; NULL if it has no path of its own */
+    const char *between_path;  /* with two models, the file of the first */
 } moetext_result;
 
 /* Fill *request with the next text, and return MOE_PULL_REQUEST, MOE_PULL_END, MOE_PULL_LATER or MOE_PULL_CANCEL (stop

@@ -67,12 +67,30 @@ static int is_installed(const char *name, char *path, size_t size) {
 
 int text_place_of_data(const char *name, char *path, size_t size) { return is_near("", name, path, size); }
 
-moe_status moetext_default_model(char *path, size_t size, moe_error *error) {
+moe_status text_place_of_models(int converted, char *path, size_t size, moe_error *error) {
+    const char *variable = converted ? "XDG_CACHE_HOME" : "XDG_DATA_HOME";
+    const char *base = getenv(variable), *home = getenv("HOME");
+    int length = -1;
+    if (base && *base == '/') length = snprintf(path, size, "%s/moe", base); /* relative paths are invalid */
+    else if (home && *home == '/')
+        length = snprintf(path, size, "%s/%s/moe", home, converted ? ".cache" : ".local/share");
+    else
+        return text_fail(error, MOE_ERROR_IO, "store", "no folder for models: set HOME or %s to an absolute path",
+                         variable);
+    if (length > 0 && (size_t)length < size) return MOE_OK;
+    return text_fail(error, MOE_ERROR_IO, "store", "the path of the folder for models is too long");
+}
+
+int text_place_of_shipped(char *path, size_t size) {
     static const char name[] = "en-de-fr-es.bin";
+    return is_near("models/", name, path, size) || is_installed(name, path, size);
+}
+
+moe_status moetext_default_model(char *path, size_t size, moe_error *error) {
     const char *named = getenv("MOE_MODEL");
     char found[8192];
     if (named && *named) snprintf(found, sizeof found, "%s", named);
-    else if (!is_near("models/", name, found, sizeof found) && !is_installed(name, found, sizeof found))
+    else if (!text_place_of_shipped(found, sizeof found))
         return text_fail(
             error, MOE_ERROR_IO, "model",
             "no model was named, and none is installed: name one, set MOE_MODEL to the path of one, or run "

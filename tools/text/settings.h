@@ -33,6 +33,7 @@ typedef struct text_settings {
     int scores;         /* 1 if all texts are scored */
     int writes;         /* 1 + the form of translations; 0 if they have the form of sources */
     size_t resident;    /* process memory that counts towards max_memory; 0 to count a copied model's bytes */
+    size_t last_resort; /* several models: number of files at the end that are used if the others have no way */
     moe_log_fn log;     /* moe_session_params.log */
     const moe_wire *wire;
 } text_settings;

@@ -447,11 +447,12 @@ static void deliver(text_several *s, item *x, const moetext_result *result) {
     int failed = 0;
     size_t n;
     r.user = x->request.user;
-    r.model = s->at->model;
+    r.model = s->at->model, r.model_path = text_set_path(s->set, x->way.files[x->way.n - 1]);
     r.message = message_of(s, x, result->message);
     if (x->way.n == 2) {
         r.between = x->text.data, r.between_length = x->text.length;
         r.between_language = text_set_languages(s->set, &n)[x->way.languages[1]];
+        r.between_path = text_set_path(s->set, x->way.files[0]);
         r.flags |= x->flags & ~(unsigned)MOETEXT_BLANK;
         if (x->status || !*r.message) {
             r.status = x->status ? x->status : r.status;
