@@ -64,7 +64,7 @@ def translate_file(server, name, data, **fields):
 def every_documented_endpoint_matches():
     """Each row contains a request, status and answer shape from version 1.9 of LibreTranslate's specification."""
     text = {"q": "It rains.", "source": "en", "target": "de"}
-    one, language = {"translatedText": str}, {"code": str, "name": str, "targets": [str]}
+    one, language = {"translatedText": str}, {"code": str, "name": str, "targets": [str], "model": str}
     settings = {
         "apiKeys": False, "charLimit": int, "filesTranslation": True, "frontendTimeout": int, "keyRequired": False,
         "language": {"source": {"code": "auto", "name": str}, "target": {"code": str, "name": str}},
@@ -117,7 +117,7 @@ def every_documented_endpoint_matches():
 def the_specification_lists_all_routes():
     with serving() as server:
         status, spec = server.ask("/spec")
-        assert status == 200 and spec["openapi"] == "3.0.3" and len(spec["paths"]) == 19
+        assert status == 200 and spec["openapi"] == "3.0.3" and len(spec["paths"]) == 22
         for path, methods in spec["paths"].items():
             for method in ("get", "post"):
                 status, _ = server.ask(path, {} if method == "post" else None, method=method.upper())

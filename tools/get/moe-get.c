@@ -9,6 +9,7 @@
 #include "tools/programs/console.h"
 #include "tools/programs/options.h"
 #include "tools/text/bytes.h"
+#include "tools/text/json.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -19,7 +20,7 @@
 #include <unistd.h>
 
 typedef struct options {
-    int list, accept, small, quiet, dry_run, no_convert, timeout, retries;
+    int list, accept, small, quiet, dry_run, no_convert, json, timeout, retries;
     const char *search;
 } options;
 
@@ -27,6 +28,7 @@ static const option_row own_rows[] = {
     { "list", NULL, "list fetched models", .group = "Lists", .letter = 'l', OPTION_FLAG(list) },
     { "search", "WORD", "list models with WORD in their names or descriptions", .group = "Lists",
       OPTION_MEMBER(ROW_WORD, search), .more = ", such as a language code" },
+    { "json", NULL, "print --list and --search as JSON", .group = "Lists", OPTION_FLAG(json) },
     { "accept-licence", NULL, "accept a licence that does not permit commercial use", .group = "Fetching",
       OPTION_FLAG(accept) },
     { "small", NULL, "prefer Firefox's smallest model of a pair to the best one", .group = "Fetching",
@@ -462,25 +464,75 @@ static int get(getter *g, const char *word) {
 
 /* ---- 4. Lists and removal ------------------------------------------------------------------------------ */
 
-static int list_fetched(void) {
+/* A row of a list. `about` may be "". */
+typedef struct row {
+    const char *name, *licence, *about;
+    uint64_t bytes;     /* SOURCE_UNKNOWN if unknown */
+    double comet, bleu; /* negative if unknown */
+    int incomplete;
+} row;
+
+typedef struct rows {
+    json j; /* the list of --json */
+    text_bytes text;
+    size_t n;
+    int as_json;
+} rows;
+
+static void begin_rows(rows *r, int as_json) {
+    *r = (rows){ .as_json = as_json };
+    r->j.out = &r->text;
+    if (as_json) json_open(&r->j, NULL, '[');
+}
+
+static void put_row(rows *r, const row *m) {
+    char size[32];
+    r->n++;
+    if (!r->as_json) {
+        printf("%-44s %10s  %-14s %s\n", m->name, m->bytes == SOURCE_UNKNOWN ? "" : megabytes(m->bytes, size),
+               *m->licence ? m->licence : "-", m->incomplete ? "incomplete" : m->about);
+        return;
+    }
+    json_open(&r->j, NULL, '{');
+    json_clean(&r->j, "name", m->name, strlen(m->name));
+    if (m->bytes != SOURCE_UNKNOWN) json_whole(&r->j, "bytes", (int64_t)m->bytes);
+    json_clean(&r->j, "licence", m->licence, strlen(m->licence));
+    json_clean(&r->j, "about", m->about, strlen(m->about));
+    if (m->comet >= 0) json_digits(&r->j, "comet", m->comet, 6);
+    if (m->bleu >= 0) json_digits(&r->j, "bleu", m->bleu, 6);
+    if (m->incomplete) json_bool(&r->j, "incomplete", 1);
+    json_close(&r->j, '}');
+}
+
+/* Return the exit status. */
+static int end_rows(rows *r) {
+    if (r->as_json) json_close(&r->j, ']');
+    const int failed = r->text.failed;
+    if (r->as_json && !failed) puts(r->text.data);
+    text_bytes_free(&r->text);
+    return failed ? (program_error("out of memory"), EXIT_MODEL) : program_printed();
+}
+
+static int list_fetched(const options *o) {
     store_model *models;
     size_t n;
     moe_error e;
-    char size[32], folder[STORE_PATH];
+    char folder[STORE_PATH];
+    rows list;
     if (store_data(folder, &e) || store_list(&models, &n, &e)) return failed(&e);
+    begin_rows(&list, o->json);
     for (size_t i = 0; i < n; i++)
-        printf("%-44s %10s  %-14s %s\n", models[i].id, megabytes(models[i].bytes, size),
-               *models[i].licence ? models[i].licence : "-", models[i].complete ? models[i].variant : "incomplete");
-    if (!n) fprintf(stderr, "no models in %s; moe-get en-pt fetches one, moe-get --search WORD lists some\n", folder);
+        put_row(&list, &(row){ models[i].id, models[i].licence, models[i].variant, models[i].bytes, models[i].comet,
+                               models[i].bleu, !models[i].complete });
+    if (!n && !o->json)
+        fprintf(stderr, "no models in %s; moe-get en-pt fetches one, moe-get --search WORD lists some\n", folder);
     free(models);
-    return program_printed();
+    return end_rows(&list);
 }
 
-/* Print Firefox's models for matching pairs. Return their number. */
-static size_t search_index(getter *g, const char *word) {
+/* Add Firefox's models for matching pairs. */
+static void search_index(getter *g, const char *word, rows *list) {
     const cJSON *pair;
-    size_t found = 0;
-    char size[32];
     cJSON_ArrayForEach(pair, cJSON_GetObjectItemCaseSensitive(g->index, "models")) {
         source_name names[SOURCE_CANDIDATES];
         source_model m;
@@ -491,32 +543,31 @@ static size_t search_index(getter *g, const char *word) {
             names[0].kind != SOURCE_FIREFOX ||
             source_from_index(g->index, g->index_url, &names[0], g->o->small, &m, &e))
             continue;
-        printf("%-28s %10s  %-14s %s\n", names[0].id + 8, megabytes(source_bytes(&m, &least), size), m.licence,
-               m.variant);
+        put_row(list, &(row){ names[0].id + 8, m.licence, m.variant, source_bytes(&m, &least), m.comet, m.bleu, 0 });
         source_model_free(&m);
-        found++;
     }
-    return found;
 }
 
 static int search(getter *g, const char *word) {
-    const char *names, *repository, *about;
-    size_t found = 0;
+    const char *names, *repository, *about, *licence;
     moe_error e;
-    int status = EXIT_DONE;
-    for (size_t i = 0; (names = source_known(i, &repository, &about)); i++) {
+    rows list;
+    begin_rows(&list, g->o->json);
+    for (size_t i = 0; (names = source_known(i, &repository, &licence, &about)); i++) {
+        char name[64], text[160];
         if (!source_matches(names, word) && !source_matches(repository, word) && !source_matches(about, word)) continue;
-        printf("%-28.*s %s (%s)\n", (int)strcspn(names, " "), names, about, repository);
-        found++;
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(names, " "), names);
+        snprintf(text, sizeof text, "%s (%s)", about, repository);
+        put_row(&list, &(row){ name, licence, text, SOURCE_UNKNOWN, -1, -1, 0 });
     }
-    if (load_index(g, &e)) status = failed(&e);
-    else found += search_index(g, word);
-    if (!found && status == EXIT_DONE)
+    const int status = load_index(g, &e) ? failed(&e) : EXIT_DONE;
+    if (status == EXIT_DONE) search_index(g, word, &list);
+    if (!list.n && status == EXIT_DONE && !g->o->json)
         fprintf(stderr,
                 "nothing matches '%s' here; OPUS-MT has more pairs: moe-get SOURCE-TARGET, and OWNER/NAME names "
                 "any repository of %s\n",
                 word, source_hub());
-    const int printed = program_printed();
+    const int printed = end_rows(&list);
     return status != EXIT_DONE ? status : printed;
 }
 
@@ -543,11 +594,12 @@ int main(int argc, char **argv) {
     if (status < 0) status = option_parse(&program, argc, argv, &o);
     if (status >= 0) return status;
     const int n = argc - optind, removing = n > 0 && strcmp(argv[optind], "rm") == 0;
+    if (o.json && !o.list && !o.search) return program_usage_error("--json requires --list or --search");
     if ((o.list || o.search) && n) return program_usage_error("unexpected argument '%s'", argv[optind]);
     if (!o.list && !o.search && n == removing) return program_usage_error("no model is named");
     g.terminal = !o.quiet && isatty(STDERR_FILENO);
     handle_signals();
-    if (o.list) return list_fetched();
+    if (o.list) return list_fetched(&o);
     if (o.search) status = search(&g, o.search);
     for (int i = optind + removing; i < argc && (status < 0 || status == EXIT_DONE); i++)
         status = removing ? remove_model(argv[i]) : get(&g, argv[i]);

@@ -88,9 +88,9 @@ int source_allowed_url(const char *url, int encrypted) {
     return strncasecmp(url, "https://", 8) == 0 || (!encrypted && strncasecmp(url, "http://", 7) == 0);
 }
 
-const char *source_known(size_t i, const char **repository, const char **about) {
+const char *source_known(size_t i, const char **repository, const char **licence, const char **about) {
     if (i >= N_KNOWN) return NULL;
-    *repository = known[i].repository, *about = known[i].about;
+    *repository = known[i].repository, *licence = known[i].licence, *about = known[i].about;
     return known[i].names;
 }
 

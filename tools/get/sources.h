@@ -88,7 +88,7 @@ int source_needs_python(const source_model *model); /* 1 if no reader in C conve
 /* Return the command line of the Python converter for a fetched model: options before and after the input. */
 const char *source_converter(const source_name *name, const char **options);
 /* Return known models by name, for --search: NULL after the last one. */
-const char *source_known(size_t i, const char **repository, const char **about);
+const char *source_known(size_t i, const char **repository, const char **licence, const char **about);
 /* Return 1 if `word` occurs in `text`, ignoring case and treating "_" as "-". */
 int source_matches(const char *text, const char *word);
 

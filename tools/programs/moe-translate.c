@@ -50,9 +50,8 @@ static int add_model(void *user, const option_row *row, const char *path) {
 
 static const option_row own_rows[] = {
     { "model", "FILE", "model file (default: MOE_MODEL, else fetched models, else the installed model)",
-      .more =
-          ". moe-get fetches models. If repeated, each line uses the model that translates from -s to -t, or two models with a pivot "
-          "language between them",
+      .more = ". moe-get fetches models. If repeated, each line uses the model that translates from -s to -t, or two "
+              "models with a pivot language between them",
       .letter = 'm', .group = GROUP_MODEL, .kind = ROW_CALL, .take = add_model, .repeated = 1 },
     { "models", "DIR", "use all models (*.bin) in a directory", .group = GROUP_MODEL, .kind = ROW_CALL,
       .take = add_model, .repeated = 1 },

@@ -3,6 +3,7 @@
 #define _DARWIN_C_SOURCE /* st_mtimespec on macOS */
 
 #include "tools/server/server.h"
+#include "tools/text/choice.h"
 #include "tools/text/settings.h"
 
 #include <dirent.h>
@@ -178,6 +179,14 @@ static int find_named(backend *b) {
     return -1;
 }
 
+static moe_status open_models(backend *b, const options *o, moe_error *error) {
+    text_settings settings = text_settings_none();
+    if (!o->several) return moetext_model_open(o->model, b->settings.data, &b->model, error);
+    if (!o->choice) return moetext_models_open(o->models.at, o->models.n, b->settings.data, &b->model, error);
+    const moe_status status = text_settings_parse(&settings, b->settings.data, error);
+    return status ? status : text_choice_open(o->choice, 1, &settings, &b->model, error);
+}
+
 int backend_open(server *s, const options *o, backend **out) {
     moe_error error = { 0 };
     backend *b = calloc(1, sizeof *b);
@@ -186,8 +195,7 @@ int backend_open(server *s, const options *o, backend **out) {
     pthread_cond_init(&b->filled, NULL);
     text_append(&b->settings, o->settings.data ? o->settings.data : "", o->settings.length);
     int status = -1;
-    if (o->several ? moetext_models_open(o->models.at, o->models.n, b->settings.data, &b->model, &error)
-                   : moetext_model_open(o->model, b->settings.data, &b->model, &error)) {
+    if (open_models(b, o, &error)) {
         program_file_error(o->several ? NULL : o->model, &error);
         status = error.code == MOE_ERROR_ARGUMENT ? EXIT_USAGE : EXIT_MODEL;
     }

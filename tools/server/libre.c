@@ -6,6 +6,8 @@
  *   3. Languages and settings
  */
 #include "tools/server/server.h"
+#include "tools/text/choice.h"
+#include "tools/text/several.h"
 
 #include "spec-json.inc" /* spec_json[]: the lines of spec.json, made by the Makefile */
 
@@ -188,7 +190,32 @@ static void put_named(json *j, const char *key, const char *code, const char *na
     json_text(j, "name", name);
 }
 
-enum { MOST_TARGETS = 1000 }; /* a single model with more languages lists targets only for its first language */
+enum {
+    MOST_TARGETS = 1000, /* a single model with more languages lists targets only for its first language */
+    MOST_NAMED = 200     /* with more languages, several models are not named for each direction */
+};
+
+/* Write the names of the models that translate from language `i`: "model", or "models" by targets. */
+static void put_models(const backend *b, json *j, size_t i, size_t n) {
+    const text_set *set = text_set_of(b->translator);
+    char names[2][256];
+    text_way way;
+    if (!set) json_clean(j, "model", text_model_name(b->name, names[0], sizeof names[0]), strlen(names[0]));
+    if (!set || n > MOST_NAMED) return;
+    json_open(j, "models", '{');
+    for (size_t t = 0; t < n; t++) {
+        if (!text_set_hops(set, i, t) || text_set_way(set, i, t, &way, NULL)) continue;
+        text_bytes all = { 0 };
+        for (size_t k = 0; k < way.n; k++) {
+            if (k) text_append_string(&all, " + ");
+            text_append_string(&all, text_model_name(text_set_path(set, way.files[k]), names[k], sizeof names[k]));
+        }
+        json_clean(j, moetext_model_language(b->model, t), all.data ? all.data : "", all.length);
+        j->out->failed |= all.failed;
+        text_bytes_free(&all);
+    }
+    json_close(j, '}');
+}
 
 static enum MHD_Result answer_languages(server *s, request *req) {
     const backend *b = req->backend;
@@ -205,6 +232,7 @@ static enum MHD_Result answer_languages(server *s, request *req) {
                 if (lists_direction(b, i, t)) json_text(&j, NULL, moetext_model_language(b->model, t));
             json_close(&j, ']');
         }
+        put_models(b, &j, i, n);
         json_close(&j, '}');
     }
     json_close(&j, ']');

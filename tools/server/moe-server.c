@@ -9,6 +9,7 @@
 
 #include "tools/programs/options.h"
 #include "tools/server/server.h"
+#include "tools/text/choice.h"
 #include "tools/text/settings.h"
 
 #include <errno.h>
@@ -125,7 +126,7 @@ static int take_prefix(void *user, const option_row *row, const char *text) {
 }
 
 static const option_row own_rows[] = {
-    { "model", "FILE", "model file (default: MOE_MODEL, else the installed model, else the one in the repository)",
+    { "model", "FILE", "model file (default: MOE_MODEL, else all fetched models and the installed one)",
       .more = ". If repeated, the server offers all directions of the models, direct or through a pivot language",
       .letter = 'm', .group = GROUP_MODEL, .kind = ROW_CALL, .take = add_model, .repeated = 1 },
     { "models", "DIR", "use all models (*.bin) in a directory; each is opened when first needed", .group = GROUP_MODEL,
@@ -138,6 +139,8 @@ static const option_row own_rows[] = {
       .take = add_setting },
     { "threads", "N", "number of translation threads (default: one per available processor)", .group = GROUP_MODEL,
       .kind = ROW_CALL, .take = add_setting },
+    { "allow-get", NULL, "let clients fetch models with moe-get, which uses the network and the disk",
+      .group = GROUP_MODEL, OPTION_FLAG(allow_get) },
     { "set", "NAME=VALUE", "set a moe-translate option, e.g. beam=4, rerank=0, batch=64; may be repeated",
       .group = "Translation", .kind = ROW_CALL, .take = add_setting, .repeated = 1 },
     { "host", "ADDRESS", "address to listen on (default: 127.0.0.1, this machine only)", .group = "Network",
@@ -242,12 +245,23 @@ static const option_program program = {
     .version = version,
 };
 
+/* Use all local models, unless one is named. */
+static int choose_models(options *o) {
+    size_t n = 0;
+    const int status = program_choose(&o->model, "", "", &o->choice);
+    const char *const *all = status < 0 && o->choice ? text_choice_all(o->choice, &n) : NULL;
+    for (size_t i = 0; i < n && n > 1; i++)
+        if (add_word(o, &o->models, all[i]) >= 0) return EXIT_MODEL;
+    o->several |= n > 1;
+    return status;
+}
+
 static int read_options(options *o, int argc, char **argv) {
     *o = (options){ .host = "127.0.0.1", .port = 5000, .prefix = "", .timeout = 60, .read_timeout = 30, .grace = 5 };
     o->max_body = 1024, o->max_texts = 1000, o->max_queue = 10000, o->max_client = 4096, o->max_client_texts = 4000;
     o->max_bodies = 65536, o->max_connections = 1000, o->max_address = 100;
     const int status = option_parse(&program, argc, argv, o);
-    return status < 0 && !o->reload ? program_default_model(&o->model) : status;
+    return status < 0 && !o->reload ? choose_models(o) : status;
 }
 
 /* ==== 2. Main =========================================================================================== */
@@ -312,6 +326,7 @@ static void setup_free(setup *u) {
         }
         free(u->keys);
         free(u->options.proxies);
+        moetext_choice_free(u->options.choice);
         free(u->options.models.at), free(u->options.origins.at), free(u->options.names.at);
         free(u->options.config.text);
         text_bytes_free(&u->options.settings);
@@ -410,7 +425,12 @@ static void *reload_thread(void *closure) {
 
 static void look_for_reload(reloading *r) {
     if (r->running && r->done) pthread_join(r->thread, NULL), r->running = 0;
-    if (!hung_up || r->running) return;
+    if (r->running) return;
+    pthread_mutex_lock(&r->server->lock);
+    const int wanted = hung_up || r->server->wants_reload;
+    r->server->wants_reload = 0;
+    pthread_mutex_unlock(&r->server->lock);
+    if (!wanted) return;
     hung_up = 0, r->done = 0;
     r->running = !pthread_create(&r->thread, NULL, reload_thread, r);
     if (!r->running) program_error("the reload failed: cannot start a thread"), process_reloaded(r->server, 1);
@@ -423,6 +443,7 @@ static void on_tick(server *s) {
     const struct timespec tick = { .tv_nsec = 50000000 };
     nanosleep(&tick, NULL);
     requests_look(s);
+    fetching_look(s);
     files_drop_old(s);
     http_end_slow(s);
     trim_memory(s);
@@ -436,7 +457,8 @@ static int announce(server *s) {
     const int status = process_write_pid(s, listen_port(s));
     if (status >= 0) return status;
     listen_address(s, at, sizeof at);
-    if (!o->quiet) fprintf(stderr, "moe-server: %s at %s\n", o->model, at);
+    if (!o->quiet && o->choice && o->several) fprintf(stderr, "moe-server: %zu models at %s\n", o->models.n, at);
+    else if (!o->quiet) fprintf(stderr, "moe-server: %s at %s\n", o->model, at);
     if (!o->quiet && !listen_is_loopback(s) && !s->setup->n_keys)
         program_error("warning: any machine that can reach %s can use this server; see --api-keys", at);
     process_notify("READY=1");
@@ -485,9 +507,8 @@ static int serve(reloading *r) {
     return status >= 0 ? status : s->broken ? EXIT_MODEL : EXIT_DONE;
 }
 
-static const route *const interfaces[] = {
-    libre_routes, file_routes, deepl_routes, openai_routes, status_routes, NULL
-};
+static const route *const interfaces[] = { libre_routes,    file_routes,   deepl_routes, openai_routes,
+                                           fetching_routes, status_routes, NULL };
 
 int main(int argc, char **argv) {
     server s = { .interfaces = interfaces,
@@ -508,6 +529,7 @@ int main(int argc, char **argv) {
     if (status < 0) status = serve(&r);
     for (backend *b = s.backend, *previous; b; b = previous) previous = b->previous, backend_free(b);
     files_free(&s);
+    fetching_end(&s);
     setup_free(s.setup);
     if (s.log_file) close(s.log_file);
     return status;

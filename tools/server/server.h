@@ -3,6 +3,7 @@
  *   moe-server.c   options, reloading, main
  *   backend.c      models and their translators
  *   libre.c ...    HTTP interfaces, each with a table of routes and its `dialect`s
+ *   fetching.c     local and available models; runs moe-get
  *   translate.c    common code of the interfaces: checks, languages, HTML, streams, answers
  *   http.c         connections: limits, keys, replies
  *   hosts.c        check host names and origins of web pages
@@ -53,14 +54,16 @@ typedef struct word_list { /* values of a repeated option */
 typedef struct options {
     option_file config;
     const char *model, *host, *keys, *log, *pid_file;
-    word_list origins;   /* origins of web pages that may use the server */
-    word_list names;     /* names of the server */
-    const char *prefix;  /* path at which a proxy serves this server, such as /translate, or "" */
-    const char *path;    /* Unix domain socket to use instead of host and port, or NULL */
-    word_list models;    /* arguments of -m and --models */
-    int several;         /* 1 to open all of `models` as one model */
-    text_bytes settings; /* options of libmoetext */
-    network *proxies;    /* [n_proxies] proxies trusted to set X-Forwarded-For */
+    word_list origins;      /* origins of web pages that may use the server */
+    word_list names;        /* names of the server */
+    const char *prefix;     /* path at which a proxy serves this server, such as /translate, or "" */
+    const char *path;       /* Unix domain socket to use instead of host and port, or NULL */
+    word_list models;       /* arguments of -m and --models, or all local models */
+    moetext_choice *choice; /* the local models; NULL if -m, --models or MOE_MODEL names the models */
+    int allow_get;          /* 1 if clients may fetch models */
+    int several;            /* 1 to open all of `models` as one model */
+    text_bytes settings;    /* options of libmoetext */
+    network *proxies;       /* [n_proxies] proxies trusted to set X-Forwarded-For */
     size_t n_proxies;
     int port, max_body, max_texts, max_queue, max_client, max_client_texts, timeout, grace, rate, quiet;
     int reuse_port, reload;
@@ -75,8 +78,9 @@ typedef struct server server;
 typedef struct request request;
 typedef struct backend backend;
 typedef struct route route;
-typedef struct chat chat;       /* defined in openai.c */
-typedef struct experts experts; /* defined in experts.c */
+typedef struct chat chat;         /* defined in openai.c */
+typedef struct experts experts;   /* defined in experts.c */
+typedef struct fetching fetching; /* defined in fetching.c */
 
 typedef enum request_state {
     REQUEST_READING, /* the body is being received                                             */
@@ -282,6 +286,8 @@ enum { DIRECTIONS = 256 }; /* maximum number of counted directions */
 
 struct server {
     setup *_Atomic setup;
+    fetching *fetching;             /* NULL before the first use; guarded by `lock` */
+    int wants_reload;               /* 1 after a model was fetched; guarded by `lock` */
     backend *backend;               /* the current one, followed by those that are ending; guarded by `lock` */
     const route *const *interfaces; /* tables of routes, ended by NULL */
     _Atomic uint64_t n_answers;
@@ -371,7 +377,12 @@ struct route {                 /* a table of routes ends with a NULL method */
     const dialect *dialect;                             /* NULL if no body is read */
 };
 
-extern const route libre_routes[], file_routes[], deepl_routes[], openai_routes[], status_routes[];
+extern const route libre_routes[], file_routes[], deepl_routes[], openai_routes[], fetching_routes[], status_routes[];
+
+/* Collect the output of moe-get; set wants_reload after it has fetched a model. */
+void fetching_look(server *s);
+/* Stop moe-get, and free everything. */
+void fetching_end(server *s);
 
 extern const char *const file_endings[]; /* extensions of the files that files.c translates, ended by NULL */
 void files_drop_old(server *s);

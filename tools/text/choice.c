@@ -68,7 +68,7 @@ static double number_of(const char *record, const char *key) {
     double value = 0, unit = 1;
     if (!at) return -1;
     at += strlen(member);
-    at += strspn(at, " ");
+    at += strspn(at, " \t");
     if (!isdigit((unsigned char)*at)) return -1;
     for (; isdigit((unsigned char)*at); at++) value = 10 * value + (*at - '0'); /* strtod depends on the locale */
     for (at += *at == '.'; isdigit((unsigned char)*at); at++) value += (*at - '0') * (unit /= 10);

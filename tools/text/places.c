@@ -48,8 +48,9 @@ static int is_near(const char *here, const char *name, char *path, size_t size) 
     return 0;
 }
 
-/* Find a file near installed programs, for a program that contains the library or is in a virtual environment. */
-static int is_installed(const char *name, char *path, size_t size) {
+/* Find a file in `place` relative to the folders of programs, for a program that contains the library or is in a
+ * virtual environment. */
+static int is_installed(const char *place, const char *name, char *path, size_t size) {
     static const char usual[] = "/usr/local/bin:/usr/bin";
     const char *const lists[] = { getenv("PATH"), usual };
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
@@ -58,7 +59,7 @@ static int is_installed(const char *name, char *path, size_t size) {
             char folder[4096];
             if (*at == '/' && length < sizeof folder) { /* skip relative paths */
                 memcpy(folder, at, length), folder[length] = '\0';
-                if (exists(folder, "../share/moe/", name, path, size)) return 1;
+                if (exists(folder, place, name, path, size)) return 1;
             }
             at += length + (at[length] == ':');
         }
@@ -83,7 +84,14 @@ moe_status text_place_of_models(int converted, char *path, size_t size, moe_erro
 
 int text_place_of_shipped(char *path, size_t size) {
     static const char name[] = "en-de-fr-es.bin";
-    return is_near("models/", name, path, size) || is_installed(name, path, size);
+    return is_near("models/", name, path, size) || is_installed("../share/moe/", name, path, size);
+}
+
+int text_place_of_program(const char *name, char *path, size_t size) {
+    char folder[4096];
+    const int known = own_folder(folder, sizeof folder);
+    return (known && (exists(folder, "", name, path, size) || exists(folder, "../bin/", name, path, size))) ||
+           is_installed("", name, path, size);
 }
 
 moe_status moetext_default_model(char *path, size_t size, moe_error *error) {

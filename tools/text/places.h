@@ -10,6 +10,9 @@
  * `make install` puts it. Return 0 if it is not installed. */
 int text_place_of_data(const char *name, char *path, size_t size);
 
+/* Find a program next to this code, or in ../bin, or in $PATH. Return 0 if it is not installed. */
+int text_place_of_program(const char *name, char *path, size_t size);
+
 /* Find the model that is installed with this code. Return 0 if there is none. */
 int text_place_of_shipped(char *path, size_t size);
 
