@@ -5,18 +5,28 @@ Usage: tests/python tests/package/every_call.py MODEL
 
 import asyncio
 import importlib.util
+import os
 import sys
 from collections.abc import AsyncIterator
 
 import moe_translate
-from moe_translate import (CallOptions, Hypothesis, Link, Model, MoeError, Options, Result, Stats, Term, Text, TextError,
-                           Translator)
+from moe_translate import (AvailableModel, CallOptions, Hypothesis, Link, LocalModel, Model, MoeError, Options, Result,
+                           Stats, Term, Text, TextError, Translator)
 
 path: str = sys.argv[1] if len(sys.argv) > 1 else moe_translate.default_model()
 version: str = moe_translate.__version__
 assert version == moe_translate.version()
 names: list[str] = [name for name, values, text in moe_translate.options() if values or text]
 assert "beam" in names
+
+local: list[LocalModel] = moe_translate.models()
+assert all(one.path and one.directions and one.bytes and (one.shipped or one.name) for one in local)
+os.environ["HF_HUB_OFFLINE"] = "1"  # no network
+try:
+    offers: list[AvailableModel] = moe_translate.available("pt")
+    got: str = moe_translate.get("nllb", accept_licence=True)
+except MoeError as error:
+    assert "HF_HUB_OFFLINE" in str(error) or "not installed" in str(error), error
 
 model: Model = Model(path)
 languages: list[str] = model.languages

@@ -93,6 +93,8 @@ def structures_match_the_header():
         "moetext_link": library.Link,
         "moetext_hypothesis": library.Hypothesis,
         "moetext_result": library.Result,
+        "moetext_local": library.Local,
+        "moetext_choice": library.Choice,
         "moe_stat": library.Stat,
     }
     lines = [f'printf("{name} %zu\\n", sizeof({name}));' for name in mirrors]

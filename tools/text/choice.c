@@ -71,8 +71,8 @@ static double number_of(const char *record, const char *key) {
     at += strspn(at, " \t");
     if (!isdigit((unsigned char)*at)) return -1;
     for (; isdigit((unsigned char)*at); at++) value = 10 * value + (*at - '0'); /* strtod depends on the locale */
-    for (at += *at == '.'; isdigit((unsigned char)*at); at++) value += (*at - '0') * (unit /= 10);
-    return value;
+    for (at += *at == '.'; isdigit((unsigned char)*at); at++, unit *= 10) value = 10 * value + (*at - '0');
+    return value / unit;
 }
 
 /* Read a record. Return NULL if it is missing. */

@@ -4,13 +4,15 @@ from moe_translate import Translator
 Translator("model.bin", target="de").translate("Where is my book?")
 """
 
+from .local import AvailableModel, LocalModel, available, get, models
 from .text import Text
 from .translator import (Hypothesis, Link, Model, MoeError, Result, Stats, Term, TextError, Translator, cached,
                          default_model, options, version)
 from .typed import CallOptions, Options
 
-__all__ = ["CallOptions", "Hypothesis", "Link", "Model", "MoeError", "Options", "Result", "Stats", "Term", "Text",
-           "TextError", "Translator", "cached", "default_model", "options", "version"]
+__all__ = ["AvailableModel", "CallOptions", "Hypothesis", "Link", "LocalModel", "Model", "MoeError", "Options", "Result",
+           "Stats", "Term", "Text", "TextError", "Translator", "available", "cached", "default_model", "get", "models",
+           "options", "version"]
 
 __version__: str
 

@@ -6,7 +6,7 @@ import itertools
 import os
 import pathlib
 import sys
-from ctypes import (CFUNCTYPE, POINTER, c_char, c_char_p, c_float, c_int, c_int32, c_size_t, c_ssize_t, c_uint,
+from ctypes import (CFUNCTYPE, POINTER, c_char, c_char_p, c_double, c_float, c_int, c_int32, c_size_t, c_ssize_t, c_uint,
                     c_uint64, c_void_p)
 
 VERSION = 0, 2  # library version with the structs below, which may change with each minor version
@@ -57,7 +57,17 @@ class Result(ctypes.Structure):
                 ("n_source_ids", c_size_t), ("source_ids", POINTER(c_int32)), ("part_ends", POINTER(c_size_t)),
                 ("n_hypotheses", c_size_t), ("hypotheses", POINTER(Hypothesis)), ("model", c_void_p),
                 ("between", c_void_p), ("between_length", c_size_t), ("between_language", c_char_p),
-                ("n_notes", c_size_t), ("notes", POINTER(Note))]
+                ("n_notes", c_size_t), ("notes", POINTER(Note)), ("model_path", c_char_p), ("between_path", c_char_p)]
+
+
+class Local(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("path", c_char_p), ("ways", c_char_p), ("bytes", c_uint64), ("comet", c_double),
+                ("bleu", c_double), ("shipped", c_int)]
+
+
+class Choice(ctypes.Structure):
+    _fields_ = [("local", POINTER(POINTER(Local))), ("n_local", c_size_t), ("paths", POINTER(c_char_p)),
+                ("n_paths", c_size_t), ("name", c_char_p), ("named", c_int)]
 
 
 ROLES = "system", "user", "assistant"  # moetext_role
@@ -111,6 +121,8 @@ FUNCTIONS = {  # name: (result type, argument types)
     "moe_version_number": (c_int, []),
     "moetext_version": (c_char_p, []),
     "moetext_default_model": (c_int, [c_char_p, c_size_t, POINTER(Error)]),
+    "moetext_choose": (c_int, [c_char_p, c_char_p, POINTER(POINTER(Choice)), POINTER(Error)]),
+    "moetext_choice_free": (None, [POINTER(Choice)]),
     "moetext_option": (OptionInfo, [c_size_t]),
     "moetext_model_open": (c_int, [c_char_p, c_char_p, POINTER(c_void_p), POINTER(Error)]),
     "moetext_models_open": (c_int, [POINTER(c_char_p), c_size_t, c_char_p, POINTER(c_void_p), POINTER(Error)]),

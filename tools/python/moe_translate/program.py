@@ -19,7 +19,7 @@ SENTENCE = 3  # minimum words of a text that is doubtful if its translation is e
 # (group, letter, name, argument, help): an empty argument is a flag, an empty help text means that of moe-translate
 ROWS = (
     ("Model", "m", "model", "FILE",
-     "model file (default: MOE_MODEL, else the installed model, else the one in the repository)"),
+     "model file (default: MOE_MODEL, else fetched models, else the installed model)"),
     ("Model", "", "models", "DIR", "use all models (*.bin) in a directory"),
     ("Languages", "t", "target", "LANG", ""),
     ("Languages", "s", "source", "LANG", ""),
@@ -219,15 +219,13 @@ class Watched:
 
 def translator_of(options):
     """Return a Translator with these options. Raise Usage for an option that the library rejects."""
-    from .translator import MoeError, Translator, default_model
+    from .translator import MoeError, Translator
 
     try:
-        model = options.model or (None if options.models else default_model())
+        translator = Translator(options.model or None, **options.settings)
     except MoeError as error:
-        raise Usage(str(error)) from None
-    try:
-        translator = Translator(model, **options.settings)
-    except MoeError as error:
+        if error.where == "model":
+            raise Usage(str(error)) from None
         if error.status != "argument" or error.where.startswith("glossary"):
             raise
         letter = {"target": "-t: ", "source": "-s: "}.get(error.where, "")

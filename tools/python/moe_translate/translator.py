@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 from . import library as c
 from .engine import (Call, Engine, Glossary, Job, MoeError, Term, checked, checked_call, checked_terms, language, lib,
                      no_text, register_for_fork, without_nul)
+from .local import chosen
 from .typed import CallOptions, Options, Unpack
 
 
@@ -140,8 +141,9 @@ Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, str]]"
 
 
 class Model:
-    """A model file (default: default_model()). Translators in any number of threads share its memory. Options are
-    those marked of_model in moetext.h; other options are for translators.
+    """A model file. Translators in any number of threads share its memory. Options are those marked of_model in
+    moetext.h; other options are for translators. Without a path: MOE_MODEL, else the best fetched model for the options
+    source and target (see models()), perhaps two with a pivot language, else the shipped model.
 
     models: several files as one model, given as a folder or a list of files and folders. A text is translated by one
     model if it has the direction, else by two models through a pivot language."""
@@ -149,6 +151,9 @@ class Model:
     def __init__(self, path: "str | os.PathLike[str] | None" = None, models: "Paths | None" = None,
                  **settings: "Unpack[Options]") -> None:
         self._handle = ctypes.c_void_p()
+        if path is None and models is None:
+            found = chosen(settings.get("source"), settings.get("target"))
+            path, models = (found[0], None) if len(found) == 1 else (None, found)
         self._opened, self._forms = (path, models, settings), {}
         self._pieces, self._detector, self._detecting = {}, None, threading.Lock()
         self._several = models is not None
@@ -161,7 +166,7 @@ class Model:
             paths = (ctypes.c_char_p * len(several))(*(without_nul(os.fsencode(one)) for one in several))
             checked_call("moetext_models_open", paths, len(several), encoded, ctypes.byref(self._handle))
         else:
-            self.path = os.fspath(default_model() if path is None else path)
+            self.path = os.fspath(path)
             checked_call("moetext_model_open", without_nul(os.fsencode(self.path)), encoded, ctypes.byref(self._handle))
         register_for_fork(self)
 
@@ -468,7 +473,7 @@ _KEPT = 4  # sessions kept for calls with options
 
 
 class Translator:
-    """Translates texts with a model (default: default_model()). Keywords are the options that options() lists: target,
+    """Translates texts with a model (default: that of Model). Keywords are the options that options() lists: target,
     beam, batch, threads... glossary: terms that translations must contain, a file or {source: target}; list a name that
     must not change as its own target. models: several, as for Model; models_memory="512M" limits the memory of open
     models and closes the least recently used.
