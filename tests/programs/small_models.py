@@ -145,10 +145,12 @@ def language(seed=1, pieces=1, tokeniser=None, vocabulary=VOCABULARY, **mixture)
     return m.meta, m.tensors
 
 
-def translation(seed=1, pieces=1, **mixture):
+def translation(seed=1, pieces=1, tokeniser=None, vocabulary=VOCABULARY, **mixture):
     """Return a translation model for one direction, with an LSTM and a mixture in both encoder and decoder."""
-    m = begin("gnmt-moe", seed, VOCABULARY, WIDTH)
-    tokens(m, pieces)
+    m = begin("gnmt-moe", seed, vocabulary, WIDTH)
+    tokens(m, pieces and not tokeniser, vocabulary)
+    if tokeniser:
+        m.meta.update({"tokenizer.kind": "sentencepiece", "tokenizer.model": tokeniser})
     m.meta.update({"encoder.layers": 2, "decoder.layers": 2, "decoder.0.context": "previous",
                    "attention.kind": "additive",
                    "attention.size": 12, "attention.query": "state", "decode.max_len_offset": 4})
