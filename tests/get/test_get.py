@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -17,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
+import urllib.request
 
 from services import HOSTILE_NAMES, READER, STRANGER, Services
 from suite import Skip, Suite
@@ -252,13 +255,45 @@ def a_real_model_is_converted_and_translates():
             converted = p.cache + "/firefox/en-pt.bin"
             assert done.out.strip() == converted and "Python" not in done.err, (done.out, done.err)
             assert p.get("en-pt").out == done.out
-            translated = subprocess.run([TRANSLATE, "-m", converted, "When does the next train leave?"], capture_output=True, text=True,
-                                        check=True, timeout=60).stdout
-            assert translated == "Quando sai o próximo trem?\n", translated
+            translated = subprocess.run([TRANSLATE, "-t", "pt", "When does the next train leave?"], capture_output=True,
+                                        env=p.environment(), text=True, check=True, timeout=60)
+            assert translated.stdout == "Quando sai o próximo trem?\n" and not translated.stderr, translated
+            the_server_fetches_the_other_direction(p)
             with open(p.data + "/firefox/en-pt/moe-get.json", encoding="utf-8") as file:
                 assert json.load(file)["licence"] == "MPL-2.0"
-            p.get("rm", "en-pt")
-            assert not p.files(), p.files()
+            p.get("rm", "en-pt", "pt-en")
+            assert p.files() == [".cache/moe/choices"], p.files()
+
+
+def the_server_fetches_the_other_direction(p):
+    process = subprocess.Popen([os.path.join(os.path.dirname(GET), "moe-server"), "--port", "0", "--allow-get"],
+                               env=p.environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        at = re.search(r"http://[\d.:]+/", next(x for x in process.stderr if "http://" in x))[0]
+
+        def ask(path, **data):
+            body = urllib.parse.urlencode(data).encode() if data else None
+            with urllib.request.urlopen(at + path, body, timeout=60) as answer:
+                return answer.status, json.loads(answer.read())
+
+        def wait(what):
+            end = time.monotonic() + 60
+            while not what():
+                assert time.monotonic() < end, ask("models")
+                time.sleep(0.2)
+        wait(lambda: ask("models/available")[0] == 200)
+        assert "en-pt" in [x["name"] for x in ask("models/available")[1]["available"]]
+        assert ask("models/fetch", model="pt-en")[0] == 202
+        wait(lambda: any("en" in x.get("models", {}) for x in ask("languages")[1] if x["code"] == "pt"))
+        assert ask("models")[1]["job"]["state"] == "done" and "firefox/pt-en" in str(ask("models")[1])
+        assert ask("translate", q="Bom dia.", source="pt", target="en")[1]["translatedText"] == "Good morning."
+        assert ask("models/fetch", model="../x")[0] == 202
+        wait(lambda: ask("models")[1]["job"]["state"] == "failed")
+        assert "unknown model" in ask("models")[1]["job"]["message"], ask("models")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+        process.stderr.close()
 
 
 @test
