@@ -24,6 +24,7 @@ import select
 import socket
 import ssl
 import struct
+import subprocess
 import sys
 import threading
 import urllib.parse
@@ -546,17 +547,26 @@ class Services:
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Serve until ^C. Prints the variables that make a client use it.")
+    parser = argparse.ArgumentParser(description="Serve until ^C, and print the variables that make a client use it; or "
+                                     "run a command with these variables.")
     parser.add_argument("--listener", default="http", choices=LISTENERS)
     parser.add_argument("--wheel", action="store_true", help="serve the real en-pt and pt-en (downloads 35 MB)")
     parser.add_argument("--fault", action="append", default=[], type=json.loads, metavar="JSON",
                         help='e.g. \'{"path": "*.gz", "cut": 1000, "times": 1}\'')
+    parser.add_argument("command", nargs="*", help="after --")
     arguments = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt), Services(arguments.fault, arguments.wheel) as services:
-        for name, value in services.environment(arguments.listener).items():
+        variables = services.environment(arguments.listener)
+        if arguments.command:
+            for path, data in services.files.items():
+                if "/en-pt/" in path and callable(data):
+                    services.files[path] = data()  # compress it before the command's clock runs
+            return subprocess.call(arguments.command, env={**os.environ, **variables})
+        for name, value in variables.items():
             print(f"export {name}={value}", flush=True)
         threading.Event().wait()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
