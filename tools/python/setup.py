@@ -18,7 +18,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE / "source" if (HERE / "source").is_dir() else HERE.parents[1]  # in a source distribution, or the repository
 SOURCES = ("LICENSE", "Makefile", "moe.h", "moe.c", "moe-cuda.cu", "tools/*.mk", "tools/install-deps",
            "tools/text/*.*", "tools/programs/*.[ch]", "tools/programs/*.html", "tools/convert/*.[ch]",
-           "tools/convert/*.inc", "tools/get/*.[ch]")
+           "tools/convert/*.inc", "tools/convert/*.json", "tools/get/*.[ch]")
 NAME = "libmoetext.dylib" if sys.platform == "darwin" else "libmoetext.so"
 BUILT = (NAME, "moe-translate")
 DATA = {  # folder to put next to the library (see tools/text/places.h): installed folders to copy it from

@@ -35,11 +35,10 @@ struct fetching {
 /* ---- The process --------------------------------------------------------------------------------------- */
 
 /* Run moe-get in the child of fork(), where only system calls are safe. */
-static void run_child(const char *path, char *const *words, const int out[2], const int err[2]) {
-    const long open_files = sysconf(_SC_OPEN_MAX);
+static void run_child(const char *path, char *const *words, const int out[2], const int err[2], long files) {
     const int none = open("/dev/null", O_RDONLY);
     dup2(none, 0), dup2(out[1], 1), dup2(err[1], 2);
-    for (int fd = 3; fd < (open_files > 0 && open_files < 65536 ? open_files : 65536); fd++) close(fd);
+    for (int fd = 3; fd < files; fd++) close(fd);
     signal(SIGPIPE, SIG_DFL);
     execv(path, words);
     _exit(127);
@@ -51,8 +50,9 @@ static int start(fetching *f, char *const *words) {
     int out[2], err[2];
     if (!text_place_of_program("moe-get", path, sizeof path) || pipe(out)) return 0;
     if (pipe(err)) return close(out[0]), close(out[1]), 0;
+    const long most = sysconf(_SC_OPEN_MAX);
     f->process = fork();
-    if (!f->process) run_child(path, words, out, err);
+    if (!f->process) run_child(path, words, out, err, most > 0 && most < 65536 ? most : 65536);
     close(out[1]), close(err[1]);
     if (f->process < 0) return close(out[0]), close(err[0]), 0;
     f->pipes[0] = out[0], f->pipes[1] = err[0];
