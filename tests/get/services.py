@@ -549,7 +549,7 @@ class Services:
 def main():
     parser = argparse.ArgumentParser(description="Serve until ^C, and print the variables that make a client use it; or "
                                      "run a command with these variables.")
-    parser.add_argument("--listener", default="http", choices=LISTENERS)
+    parser.add_argument("--listener", default="http", choices=LISTENERS, metavar="NAME", help=", ".join(LISTENERS))
     parser.add_argument("--wheel", action="store_true", help="serve the real en-pt and pt-en (downloads 35 MB)")
     parser.add_argument("--fault", action="append", default=[], type=json.loads, metavar="JSON",
                         help='e.g. \'{"path": "*.gz", "cut": 1000, "times": 1}\'')
