@@ -255,10 +255,11 @@ static moe_status choose_target(choice *c, size_t target, moe_error *error) {
         if (!text_set_writes(c->set, i, target) || c->models[i].shipped) continue;
         const ptrdiff_t only = only_source(c, i, target);
         if (only >= 0 && source >= 0 && only != source)
-            return text_fail(error, MOE_ERROR_ARGUMENT, "source",
-                             "models translate to %.20s from %.20s, %.20s and perhaps others; name the source language: "
-                             "-s %.20s",
-                             codes[target], codes[source], codes[only], codes[source]);
+            return text_fail(
+                error, MOE_ERROR_ARGUMENT, "source",
+                "models translate to %.20s from %.20s, %.20s and perhaps others; name the source language: "
+                "-s %.20s",
+                codes[target], codes[source], codes[only], codes[source]);
         if (only >= 0) source = only;
         if (first == SIZE_MAX) first = i;
     }
