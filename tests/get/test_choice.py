@@ -147,6 +147,13 @@ def the_shipped_model_can_be_one_of_two():
 
 
 @test
+def a_source_is_not_a_target():
+    with home() as h:
+        h.add("firefox/pt-en")
+        assert "moe-get en-pt" in h.fails("-t", "pt")
+
+
+@test
 def models_for_other_sources_must_be_told_apart():
     with home() as h:
         h.add("firefox/en-pt")

@@ -100,9 +100,10 @@ static void on_signal(int number) {
     stop_signal = number;
 }
 
-static void handle_signals(void) {
+/* Note signals, or let them end the program again: the converter then stops and removes its file. */
+static void handle_signals(int note) {
     static const int numbers[] = { SIGINT, SIGTERM, SIGHUP };
-    struct sigaction action = { .sa_handler = on_signal }, before;
+    struct sigaction action = { .sa_handler = note ? on_signal : SIG_DFL }, before;
     sigemptyset(&action.sa_mask);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
@@ -368,7 +369,9 @@ static int convert(getter *g, const store_model *model, const char *folder, cons
                                  .type = MOE_TYPE_Q8,
                                  .note = on_converter_note,
                                  .user = g };
+    handle_signals(0);
     const moe_status status = marian_convert(&files, out, &e);
+    handle_signals(1);
     if (status && status != MOE_ERROR_UNSUPPORTED) return failed(&e);
     if (status && !g->o->quiet) program_error("%s", e.message);
     return -1;
@@ -600,7 +603,7 @@ int main(int argc, char **argv) {
     if ((o.list || o.search) && n) return program_usage_error("unexpected argument '%s'", argv[optind]);
     if (!o.list && !o.search && n == removing) return program_usage_error("no model is named");
     g.terminal = !o.quiet && isatty(STDERR_FILENO);
-    handle_signals();
+    handle_signals(1);
     if (o.list) return list_fetched(&o);
     if (o.search) status = search(&g, o.search);
     for (int i = optind + removing; i < argc && (status < 0 || status == EXIT_DONE); i++)

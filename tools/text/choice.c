@@ -263,7 +263,8 @@ static moe_status choose_target(choice *c, size_t target, moe_error *error) {
         if (only >= 0) source = only;
         if (first == SIZE_MAX) first = i;
     }
-    if (first == SIZE_MAX) first = c->n - 1; /* the shipped model */
+    if (first == SIZE_MAX && text_set_writes(c->set, c->n - 1, target)) first = c->n - 1; /* the shipped model */
+    if (first == SIZE_MAX) return no_model(c, NULL, codes[target], error);
     return take(c, first), MOE_OK;
 }
 
