@@ -114,6 +114,7 @@ def the_last_model_gives_the_hypotheses():
     for got, want, source, middle in zip(*(x[1].splitlines() for x in (found, wanted)), text.splitlines(),
                                          german.splitlines(), strict=True):
         got, want = json.loads(got), json.loads(want)
+        assert got.pop("between_model", "en-de") == "en-de" and got.get("model", "de-fr") == "de-fr", got
         assert got.pop("source") == source and want.pop("source") == got.pop("between", "") == middle, (got, want)
         assert got == want
 
