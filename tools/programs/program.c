@@ -102,8 +102,8 @@ void program_expert_stats(const moe_stats *s) {
 #define FLAG(field) ROW(ROW_FLAG, field), .low = 1
 
 const option_row program_rows[] = {
-    { "model", "FILE", "model file (default: MOE_MODEL, else fetched models, else the installed model)",
-      .letter = 'm', .group = GROUP_MODEL, ROW(ROW_WORD, model) },
+    { "model", "FILE", "model file (default: MOE_MODEL, else fetched models, else the installed model)", .letter = 'm',
+      .group = GROUP_MODEL, ROW(ROW_WORD, model) },
     { "no-verify", NULL, "do not check the model for damage", .group = GROUP_MODEL, FLAG(no_verify),
       .more = ". Models of up to 64 MiB are checked unless this option is given; moe-info --check checks larger ones" },
     { "input", "FILE", "read FILE instead of standard input (-)", .letter = 'i', .group = GROUP_FILES,
