@@ -605,10 +605,12 @@ def usage_errors_give_status_2():
         assert f"(create it: mkdir -p '{no}')" in program(folder, "b.txt", "-o", no)[1]
 
 
+PROGRAM = ROOT / os.environ.get("BIN", ".") / "moe-documents"
+
+
 def launched(*arguments, out=subprocess.PIPE, **more):
     """Run the built moe-documents."""
-    path = ROOT / os.environ.get("BIN", ".") / "moe-documents"
-    return subprocess.run([path, *arguments], stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, **more)
+    return subprocess.run([PROGRAM, *arguments], stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, **more)
 
 
 @test
@@ -622,6 +624,10 @@ def the_built_program_uses_the_options_of_moe_translate():
     ):
         done = launched(*model, *arguments, "-f", "text", "-", input="Hi!\n")
         assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done
+    for redirected, said in ((">&-", "standard output: closed, nothing written"), ("<&-", "standard input: closed"), ("2>&-", "")):
+        command = f"{PROGRAM} {' '.join(model)} -q -t de -f text - {redirected}"
+        done = subprocess.run(["sh", "-c", command], input="", capture_output=True, text=True, timeout=60)
+        assert done.returncode == (4 if said else 0) and said in done.stderr, (redirected, done)
     terminal, end = pty.openpty()
     done = launched(*model, "-t", "de", str(ROOT / "none.docx"), out=end)
     assert done.returncode == 2 and "-o FILE" in done.stderr, done

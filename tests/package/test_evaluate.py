@@ -54,6 +54,8 @@ def scores_equal_those_of_sacrebleu():
     shown = run(files, "r", "a", "b").splitlines()
     assert shown[1].split() == ["a", *(f"{x:.2f}" for x in scores(SYSTEM))], shown
     assert found(files, "r", "-", data="\n".join(SYSTEM))[1] == rows[:1]
+    equal = found({"r": REFERENCE, "a": SYSTEM, "b": SYSTEM}, "r", "a", "b")[0]["systems"]
+    assert equal[1]["p"] == 1, equal  # sacreBLEU's test would say 0.001
     upper = {"r": REFERENCE, "a": [line.upper() for line in SYSTEM]}
     assert found(upper, "r", "a", "--lower-case", "--word-order", "2")[1] == [scores(SYSTEM, True, 2)]
     same = found({"r": "\ufeff" + "\r\n".join(REFERENCE) + "\r\n", "a": SYSTEM}, "r", "a")[1]
@@ -75,6 +77,7 @@ def columns_of_tables_are_chosen_by_name_or_number():
         ((REFERENCE, SYSTEM), ("de", "mt"), [], wanted),
         ((SYSTEM, REFERENCE), ("translation", "reference"), [], wanted),
         ((SYSTEM, REFERENCE), None, ["-r", "2"], wanted),
+        ((REFERENCE, SYSTEM), ("Reference", "Marian 1.12"), [], wanted),
         ((source, REFERENCE, SYSTEM, WORSE), ("source", "ref", "mt", "system2"), [], wanted + worse),
         ((source, REFERENCE, SYSTEM, WORSE), None, ["-r", "2", "-c", "4"], worse),
         ((source, WORSE, REFERENCE, SYSTEM), ("en", "Google", "Human", "moe"), ["-r", "human", "-c", "moe,google"],
@@ -86,6 +89,19 @@ def columns_of_tables_are_chosen_by_name_or_number():
     assert "select the reference" in run(three, "t.tsv", status=2)
     assert "no column 'nope'; available: 1 to 3" in run(three, "t.tsv", "-r", "nope", status=4)
     assert "no column '9'" in run(three, "t.tsv", "-r", "1", "-c", "9", status=4)
+
+
+@test
+def a_full_or_closed_output_is_an_error():
+    files = {"r": REFERENCE, "a": SYSTEM}
+    for redirected, options in (">/dev/full", "r a"), (">/dev/full", "--help"), (">/dev/full", "-V"), (">&-", "r a"):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, lines in files.items():
+                pathlib.Path(folder, name).write_text("\n".join(lines))
+            done = subprocess.run(["sh", "-c", f"{PROGRAM} {options} {redirected}"], cwd=folder, capture_output=True,
+                                  text=True)
+        reason = "closed" if "-" in redirected else "No space left on device"
+        assert (done.returncode, done.stderr) == (4, f"moe-evaluate: standard output: {reason}\n"), (options, done)
 
 
 @test

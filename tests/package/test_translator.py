@@ -28,7 +28,7 @@ import made_up  # noqa: E402
 import numpy  # noqa: E402
 import pyarrow  # noqa: E402
 import tqdm  # noqa: E402
-from moe_translate import Model, MoeError, TextError, Translator, cached, options, version  # noqa: E402
+from moe_translate import Model, MoeError, Text, TextError, Translator, cached, options, version  # noqa: E402
 from moe_translate import library  # noqa: E402
 from suite import Suite  # noqa: E402
 
@@ -243,7 +243,8 @@ def missing_cells_of_columns_stay_missing():
             assert [result and result.text for result in found] == wanted
         assert translator.translate(["<p>It rains.", None], format="html") == ["<p>Es regnet.", None]
         error = fails("argument", translator.translate, [None, "fine", "a\0b"])
-        assert error.index == 2
+        assert error.index == 2 and str(error).startswith("row 2: NUL byte"), error
+        assert str(fails("argument", translator.translate, "a\0b")).startswith("NUL byte")
         assert translator.translate([None, "a\0b"], errors="empty") == [None, ""]
         for action in (
             lambda wrong: translator.translate(["fine", None, wrong]),
@@ -1137,6 +1138,41 @@ def results_do_not_wait_for_the_next_text():
             assert asked.stdout.readline() == wanted + "\n"
         asked.stdin.close()
         assert asked.wait(20) == 0
+
+
+@test
+def values_of_wrong_types_are_refused_by_name():
+    """Regression: a dict, a set, bytes or characters were token ids, and a generator lost its first message."""
+    with tempfile.TemporaryDirectory() as folder, Translator(MODEL, target="de", **FAST) as translator:
+        made_up.write(folder + "/model", {"?": "A question.", ".": "A sentence."})
+        with Translator(folder + "/model", threads=1) as chat:
+            talk = {"role": "user", "content": "Is it?"}
+            assert chat.generate(part for part in [talk]).text == "A question."
+            for action, said in (
+                (lambda: translator.translate("a", progress=5), "progress must be a function"),
+                (lambda: translator.translate("a", beam=[2]), "beam"),
+                (lambda: translator.translate(pyarrow.array(["a"])), "use translate_arrow()"),
+                (lambda: translator.translate_arrow(["a"]), "expects a pyarrow array of strings, not list"),
+                (lambda: translator.translate_arrow(pyarrow.array([1])), "expects a pyarrow array of strings, not int64"),
+                (lambda: translator.translate_tokens("abc"), "not str"),
+                (lambda: translator.translate_tokens([[5], "abc"]), "row 1: tokens must be a list of ids or pieces, not str"),
+                (lambda: translator.translate_tokens([b"ab"]), "row 0: tokens must be a list"),
+                (lambda: translator.translate_tokens([{1, 2}]), "not set"),
+                (lambda: translator.translate_tokens([5, 6]), "row 0: tokens must be a list"),
+                (lambda: translator.translate_tokens([[True]]), "not bool"),
+                (lambda: translator.translate_tokens([[5], [10**6]]), "row 1: token id 1000000 is out of range"),
+                (lambda: translator.model.decode(5), "token ids must be a list, not int"),
+                (lambda: chat.generate(b"abc"), "messages must be a text, a list"),
+                (lambda: chat.generate(talk), "not dict"),
+                (lambda: chat.generate([talk | {"content": ["x"]}]), "the content of message 0 must be a str, not list"),
+                (lambda: chat.generate("a", max_tokens="5"), "max_tokens must be an int"),
+                (lambda: chat.generate("a", max_tokens=2.5), "max_tokens must be an int"),
+                (lambda: Text("a", before=5), "before must be a str, not int"),
+            ):
+                try:
+                    raise AssertionError((said, action()))
+                except (TypeError, ValueError, MoeError) as error:
+                    assert said in str(error), (said, error)
 
 
 @test

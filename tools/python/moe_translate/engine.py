@@ -75,7 +75,8 @@ def checked_call(function, *arguments):
 FORKED = "this Translator was created before fork(): create one in the child"
 def no_text(value, row=None):
     """Return the TypeError for a value that is not a text. row: its index in the caller's list, for the message."""
-    hint = ": decode it first, as in data.decode('utf-8')" if isinstance(value, (bytes, bytearray, memoryview)) else ""
+    hint = ": decode it first, as in data.decode('utf-8')" if isinstance(value, (bytes, bytearray, memoryview)) else (
+        ": use translate_arrow()" if type(value).__module__.partition(".")[0] == "pyarrow" else "")
     return TypeError(f"{'' if row is None else f'row {row}: '}a text must be a str, not {type(value).__name__}{hint}")
 
 

@@ -5,11 +5,11 @@ import json
 import re
 import sys
 
-from .program import Help, Parser
+from .program import Help, Parser, opened, reported
 
 NAME = "moe-evaluate"
 REFERENCE, SOURCE = ("reference", "ref"), ("source", "src")
-HEADING = re.compile(r"(?i:ref(erence)?|source|src|target|translation|hyp(othesis)?|system.{0,9})|[a-z]{2,3}(_[A-Za-z]+)?")
+HEADING = re.compile(r"(?i:target|translation|hyp(othesis)?|system.{0,9})|[a-z]{2,3}(_[A-Za-z]+)?")
 DESCRIPTION = """Print BLEU and chrF of translations, and their sacreBLEU signatures.
 REFERENCE and TRANSLATIONs have one text per line; - is standard input. TABLE is
 a TSV file with a reference and translations; a first row with column names,
@@ -54,7 +54,7 @@ def parser_of():
 def lines_of(path):
     """Return the lines of a UTF-8 file without line breaks."""
     if path == "-":
-        data = sys.stdin.buffer.read()
+        data = opened(sys.stdin, "standard input").buffer.read()
     else:
         with open(path, "rb") as file:
             data = file.read()
@@ -84,7 +84,8 @@ def table_of(path, reference, columns):
     if width < 2:
         raise ValueError(f"{path}: line 1 has no TAB: expected a table, or REFERENCE and TRANSLATION")
     first = [cell.strip().lower() for cell in rows[0]]
-    named = all(HEADING.fullmatch(cell.strip()) for cell in rows[0]) or any(name.lower() in first for name in wanted)
+    named = all(HEADING.fullmatch(cell.strip()) for cell in rows[0]) or any(
+        name.lower() in first for name in (*REFERENCE, *SOURCE, *wanted))
     if named:
         print(f"{NAME}: {path}: the first line names the columns: {', '.join(rows[0])}", file=sys.stderr)
     names = first if named else []
@@ -132,7 +133,7 @@ def measured(options, reference, systems):
         named = [(f"{number}", texts) for number, (_, texts) in enumerate(systems)]
         chances = PairedTest(named, {"BLEU": bleu}, [reference], "ar", 1000)()[1]["BLEU"]
         for row, chance in list(zip(found, chances, strict=True))[1:]:
-            row["p"] = chance.p_value
+            row["p"] = chance.p_value if row["bleu"] != found[0]["bleu"] else 1.0  # sacreBLEU: the lowest of all
     return found, signatures
 
 
@@ -151,7 +152,11 @@ def show(options, rows, reference, found, signatures):
 
 
 def main(arguments=None):
-    arguments = sys.argv[1:] if arguments is None else arguments
+    return reported(NAME, lambda: run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments):
+    opened(sys.stdout, "standard output")
     if {"-V", "--version"} & set(arguments):
         from .translator import version
 

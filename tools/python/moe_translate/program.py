@@ -81,6 +81,9 @@ class Help(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
+    def _print_message(self, message, file=None):
+        print(message, end="", file=file)  # argparse would ignore a full disk
+
     def error(self, message):
         print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
         sys.exit(2)
@@ -251,9 +254,16 @@ def tell_terms(translator, every):
         say(f"{count}: {sum(term.kept for term in terms)} of {sum(term.asked for term in terms)} kept")
 
 
+def opened(stream, name):
+    """Return a standard stream, which is None if it is closed."""
+    if stream is None:
+        raise OSError(errno.EBADF, "closed", name)
+    return stream
+
+
 def read_file(path):
     if path == "-":
-        return sys.stdin.buffer.read()
+        return opened(sys.stdin, "standard input").buffer.read()
     with open(path, "rb") as file:
         return file.read()
 
@@ -281,6 +291,8 @@ def one_document(path, kind, output, watched, options, count):
     remarks = []
     if output:
         check_output(output)
+    else:
+        opened(sys.stdout, "standard output")
     data = read_file(path)
     watched.remarks.clear()
     result = translate_document(data, kind, watched, lambda place, why: remarks.append((place, why)), options.encoding,
@@ -386,15 +398,29 @@ def failure(path, error, kind):
     return 4, f"{path}: damaged, or not a file of format {kind}; nothing written"
 
 
-def main(arguments=None):
+def reported(name, work):
+    """Run `work` and return its exit status. Report in one line what can end any program."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - print() would write messages to standard output
     try:
-        return run(arguments_of(arguments))
+        status = work()
+        if sys.stdout:
+            sys.stdout.flush()
+        return status
     except ImportError as error:
-        say(str(error))
-        return 3
+        status, text = 3, str(error)
     except KeyboardInterrupt:
-        say("interrupted, nothing written")
-        return 130
+        status, text = 130, "interrupted, nothing written"
+    except OSError as error:
+        if sys.stdout:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more
+        status, text = 4, f"{error.filename or 'standard output'}: {error.strerror}"
+    print(f"{name}: {text}", file=sys.stderr)
+    return status
+
+
+def main(arguments=None):
+    return reported(NAME, lambda: run(arguments_of(arguments)))
 
 
 def run(options):

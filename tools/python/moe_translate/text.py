@@ -8,6 +8,8 @@ class Text(str):
     before: str
 
     def __new__(cls, text: str, before: str = "") -> "Text":
+        if not isinstance(before, str):
+            raise TypeError(f"before must be a str, not {type(before).__name__}")
         made = super().__new__(cls, text)
         made.before = before
         return made

@@ -9,7 +9,7 @@ import os
 import tempfile
 import threading
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
@@ -233,7 +233,7 @@ class Model:
     def prompt(self, messages: "str | Sequence[Mapping[str, str]]") -> tuple[int, ...]:
         """Return the token ids of the chat template for messages: {"role": "system", "user" or "assistant", "content":
         text}, or one text of the user. Raises MoeError if the model does not answer messages."""
-        messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+        messages = _messages(messages)
         several = (c.Message * len(messages))(*map(_message, messages, itertools.count()))
         room = sum(message.length for message in several) + 256
         return tuple(self._filled(ctypes.c_int32, room, "moetext_model_prompt", several, len(several)))
@@ -290,10 +290,19 @@ def _piece(known, number, source, handle):
     return piece
 
 
+def _messages(messages):
+    """Return a list of messages, or of the token ids of a whole prompt."""
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    return _listed(messages, "messages must be a text, a list of messages or a list of token ids")
+
+
 def _message(message, number):
     if not isinstance(message, Mapping) or message.get("role") not in c.ROLES:
         raise ValueError(f'message {number} must be {{"role": one of {", ".join(c.ROLES)}, "content": text}}')
-    data = checked(message.get("content")).encode("utf-8", "surrogatepass")
+    if not isinstance(message.get("content"), str):
+        raise TypeError(f"the content of message {number} must be a str, not {type(message.get('content')).__name__}")
+    data = message["content"].encode("utf-8", "surrogatepass")
     return c.Message(c.ROLES.index(message["role"]), data, len(data))
 
 
@@ -304,10 +313,17 @@ def _code(code):
     return without_nul(language(code))
 
 
+def _listed(values, what):
+    """Return a list. Reject what Python also iterates over: characters, bytes, keys and sets."""
+    if isinstance(values, (str, bytes, bytearray, memoryview, Mapping, Set)) or not isinstance(values, Iterable):
+        raise TypeError(f"{what}, not {type(values).__name__}")
+    return list(values)
+
+
 def _ids(ids):
-    numbers = list(ids)
+    numbers = _listed(ids, "token ids must be a list")
     for number in numbers:
-        if not hasattr(number, "__index__"):  # also accepts NumPy's integers
+        if not hasattr(number, "__index__") or isinstance(number, bool):  # also accepts NumPy's integers
             raise TypeError(f"a token id must be an int, not {type(number).__name__}")
         if not -(1 << 31) <= number < 1 << 31:
             raise ValueError(f"token id {number} out of range")
@@ -515,7 +531,7 @@ class Translator:
         if not given and not form:
             return self._engine
         self._engine.check()
-        key = form, tuple(sorted(given.items()))
+        key = form, _option_string(dict(sorted(given.items())))
         found = self._others.get(key) or self._new_engine(given, form)
         with self._engine.state:
             found = self._others.setdefault(key, found)
@@ -631,7 +647,8 @@ class Translator:
         """Translate lists of token ids, or of the tokeniser's pieces, without begin and end tokens. The hypotheses have
         `ids` and `tokens`; `text` contains the same kind of tokens as the lists, separated by spaces. Raises TextError
         for the first list that cannot be translated."""
-        lists = [list(one) for one in _no_bytes(tokens)]
+        lists = [_listed(one, f"row {row}: tokens must be a list of ids or pieces")
+                 for row, one in enumerate(_listed(tokens, "tokens must be a list of lists"))]
         form = "pieces" if any(isinstance(token, str) for one in lists for token in one) else "ids"
         texts = [_token_line(one, form, row) for row, one in enumerate(lists)]
         call = _List(texts, convert=self._result, **self._for(target, source, options=options, form=form))
@@ -648,7 +665,7 @@ class Translator:
         one message, or to the token ids of a whole prompt. max_tokens: limit of the answer; `cut` is True at the limit.
         options: e.g. temperature=0.7, seed=1."""
         call = _List([""], [self._prompt(messages)], self._result, **self._answer(max_tokens, options))
-        return _all_ok(self._wait(call))[0]
+        return _all_ok(self._wait(call), alone=True)[0]
 
     def generate_stream(self, messages: Prompt, max_tokens: "int | None" = None,
                         **options: "Unpack[CallOptions]") -> Iterator[str]:
@@ -659,15 +676,16 @@ class Translator:
 
     def _prompt(self, messages):
         """Return the token ids of a prompt."""
-        whole = not isinstance(messages, str) and all(hasattr(part, "__index__") for part in messages)
-        ids = _ids(messages) if whole else self.model.prompt(messages)
+        parts = _messages(messages)
+        whole = all(hasattr(part, "__index__") for part in parts)
+        ids = _ids(parts) if whole else self.model.prompt(parts)
         if not ids:
             raise ValueError("empty prompt")
         return ids
 
     def _answer(self, max_tokens, options):
-        if max_tokens is not None and max_tokens < 1:
-            raise ValueError("max_tokens must be 1 or more")
+        if max_tokens is not None and (not hasattr(max_tokens, "__index__") or max_tokens < 1):
+            raise ValueError(f"max_tokens must be an int, 1 or more, not {max_tokens!r}")
         return {"task": c.ANSWER, "limit": min(max_tokens or 0, 1 << 31), "engine": self._engine_of(options)}
 
     @overload
@@ -690,7 +708,7 @@ class Translator:
         if len(texts) != len(translations):
             raise ValueError(f"{len(texts)} texts but {len(translations)} translations")
         call = _List(texts, translations, self._result, task=c.SCORE, **self._for(target, source, options=options))
-        found = _all_ok(self._wait(call), "nothing to score")
+        found = _all_ok(self._wait(call), "nothing to score", alone)
         hypotheses = [result.hypotheses[0] for result in found]
         return hypotheses[0] if alone else hypotheses
 
@@ -815,6 +833,9 @@ class Translator:
 
         if isinstance(array, pyarrow.ChunkedArray):
             array = array.combine_chunks()
+        if not isinstance(array, pyarrow.Array) or pyarrow.types.is_primitive(array.type):
+            kind = f"{array.type} array" if isinstance(array, pyarrow.Array) else type(array).__name__
+            raise TypeError(f"translate_arrow() expects a pyarrow array of strings, not {kind}")
         array = array.cast(pyarrow.large_string())
         there = array.is_valid().to_pylist()
         spans = itertools.compress(_spans(array), there)
@@ -940,6 +961,8 @@ class Translator:
             call.engine.submit(call)
 
     def _wait(self, call, progress=None):
+        if progress is not None and not callable(progress):
+            raise TypeError(f"progress must be a function of a number of texts, not {type(progress).__name__}")
         arrived, shown = threading.Event(), 0
         call.notify = arrived.set
         try:
@@ -1038,11 +1061,11 @@ def _token_line(tokens, form, row):
     return " ".join(tokens)
 
 
-def _all_ok(results, missing=""):
+def _all_ok(results, missing="", alone=False):
     """Return results, or raise the TextError of the first that failed or lacks a hypothesis."""
     for number, result in enumerate(results):
         if result.error or missing and not result.hypotheses:
-            raise TextError(result.error or missing, result.status, number)
+            raise _text_error(result.error or missing, result.status, number, alone)
     return results
 
 
@@ -1057,16 +1080,16 @@ def _check_errors(errors):
         raise ValueError('errors must be "raise" or "empty"')
 
 
-def _text_error(answer, number):
-    """Return the error for a text; answer: its translation, status and message."""
-    _, status, message = answer
-    return TextError(message.decode("utf-8", "replace"), lib().moe_status_name(status).decode(), number)
+def _text_error(message, status, number, alone):
+    """Return the error for a text, the only one or one of a list."""
+    return TextError(message if alone else f"row {number}: {message}", status, number)
 
 
 def _strings(found, errors, alone):
     for number, answer in enumerate(found):
         if answer and answer[1] and errors == "raise":
-            raise _text_error(answer, number)
+            _, status, message = answer
+            raise _text_error(message.decode("utf-8", "replace"), lib().moe_status_name(status).decode(), number, alone)
     texts = [answer and answer[0].decode("utf-8") for answer in found]
     return texts[0] if alone else texts
 
