@@ -180,9 +180,20 @@ def curves_are_plotted():
         assert {"train_loss", "dev_loss", "minutes", "10", "26"} <= set(words) and "bleu" not in words, words
         x, words = plotted("-y", "bleu", "-x", "tokens")
         assert len(x) == 2 and {"bleu", "tokens"} <= set(words), (x, words)
-        wrong = subprocess.run([sys.executable, TRAINER.parent / "report.py", folder, "-y", "z", "-o", folder / "y.svg"],
-                               capture_output=True, text=True)
-        assert wrong.returncode == 1 and "no column z; available: minutes" in wrong.stderr, wrong.stderr
+        for text, options, said in (
+            (None, ["-y", "z"], "no column z; available: minutes"),
+            ("minutes,loss\n1,2\n2,x\n", [], "line 3: loss is 'x', not a number"),
+            ("minutes,loss\n1,2\nx,2\n", [], "line 3: minutes is 'x', not a number"),
+            ('{"layers": []}\n{"line": 1, "experts": [3, 4]}\n', [], "no column minutes"), ("", [], "no rows"),
+            ("minutes,loss\n1,2\n", ["-o", "/none/x.svg"], "/none/x.svg: No such file or directory"),
+        ):
+            if text is not None:
+                (folder / "curve.csv").write_text(text)
+            wrong = subprocess.run([sys.executable, TRAINER.parent / "report.py", folder, "-o", folder / "y.svg", *options],
+                                   capture_output=True, text=True)
+            assert wrong.returncode == 1 and said in wrong.stderr and wrong.stderr.count("\n") == 1, (text, wrong.stderr)
+        (folder / "curve.csv").write_text("minutes,loss\n1,2\n2,nan\n3,1\n")
+        assert len(plotted()[0]) == 2
 
 
 if __name__ == "__main__":

@@ -76,25 +76,33 @@ def plot(series, x_title, y_title, linear=False):
     return "\n".join([*out, "</svg>", ""])
 
 
+def number(text, name, path, line):
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        raise ValueError(f"{path}: line {line}: {name} is {text!r}, not a number") from None
+
+
 def curve(path, x_name, y_names):
     """Return {column: list of (x, [y])} of a curve.csv. y_names: None selects all losses and perplexity. Where x falls,
     another run begins at 0: add the previous x."""
     if path.is_dir():
         path /= "curve.csv"
-    with open(path, encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    known = list(rows[0]) if rows else []
+    with open(path, encoding="utf-8", errors="replace", newline="") as file:
+        reader = csv.DictReader(file)
+        known, rows = reader.fieldnames or [], list(reader)
     names = y_names or [x for x in known if "loss" in x] + [x for x in known if x == "ppl"][:1]
     missing = [name for name in [x_name, *names] if name not in known]
     if missing or not names:
         sys.exit(f"report.py: {path}: " + (f"no column {missing[0]}; available: {', '.join(known)}" if rows else "no rows"))
     found, start, before = {name: [] for name in names}, 0.0, 0.0
-    for row in rows:
-        x = float(row[x_name])
+    for line, row in enumerate(rows, 2):
+        x = number(row[x_name], x_name, path, line)
         start, before = start + (before if x < before else 0), x
         for name in names:
-            if row[name]:
-                found[name].append((start + x, [float(row[name])]))
+            y = number(row[name], name, path, line) if row[name] else math.nan
+            if math.isfinite(y):  # the loss of a run that diverged is not
+                found[name].append((start + x, [y]))
     return {name: points for name, points in found.items() if points}
 
 
@@ -112,7 +120,9 @@ def main():
                   for run, found in several.items() for name, points in found.items()}
         columns = dict.fromkeys(name for found in several.values() for name in found)
         o.output.write_text(plot(series, o.x, ", ".join(columns), linear=True), encoding="utf-8")
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        sys.exit(f"report.py: {error.filename}: {error.strerror}")
+    except ValueError as error:
         sys.exit(f"report.py: {error}")
 
 
