@@ -660,11 +660,20 @@ def generation_settings_are_used_or_rejected_by_name():
             ("suppress_tokens", [3], False), ("forced_eos_token_id", 2, False), ("forced_bos_token_id", 2, False),
             ("no_repeat_ngram_size", 3, False), ("min_new_tokens", 2, False), ("stop_strings", ["x"], False),
             ("exponential_decay_length_penalty", [1, 1.5], False), ("guidance_scale", 2.0, False), ("new_key", 1, False),
-            ("early_stopping", "never", False), ("top_k", "many", False), ("eos_token_id", [999], False)):
+            ("early_stopping", "never", False), ("top_k", "many", False), ("eos_token_id", [999], False),
+            ("max_new_tokens", 0, False), ("max_new_tokens", "5", False)):
         with tempfile.TemporaryDirectory() as at:
             make.write(at, config, make.arrays_of(config, 1), {"eos_token_id": 2, key: value})
             complaint = convert(at, os.path.join(at, "converted"))
             assert (complaint is None) == fine and (fine or key in complaint), (key, value, complaint)
+    for wanted, limit, note in (7, 7, ""), (4096, 64, "max_new_tokens is 4096, but answers have up to 64 tokens"):
+        with tempfile.TemporaryDirectory() as at:
+            make.write(at, config, make.arrays_of(config, 1), {"eos_token_id": 2, "max_new_tokens": wanted})
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                complaint = convert_quietly("--from", "hf", at, "-o", at + "/converted")
+            assert complaint is None and note in said.getvalue(), (wanted, complaint, said.getvalue())
+            assert bool(note) == ("max_new_tokens" in said.getvalue())
+            assert dict(moefile.read_meta(at + "/converted"))["decode.max_new"] == limit, wanted
 
 
 @numpy_test

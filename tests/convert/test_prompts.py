@@ -56,7 +56,7 @@ def cut(template, family="hunyuan_v1_dense"):
 
 
 def pieces(template, family="hunyuan_v1_dense"):
-    return prompts.cut(template, {**TOKENS, **prompts.data()["settings"].get(family, {})}, "FILE")
+    return prompts.cut(template, {**TOKENS, **prompts.settings_of(family)}, "FILE")
 
 
 def complaint(template):
@@ -70,9 +70,9 @@ def complaint(template):
 def templates_are_split_at_the_users_message():
     assert cut("{{ bos_token }}{{ messages[0].content }}<e>") == ("<s>", "<e>")
     assert cut(REASONS, "hy_v3") == ("<s><mode>no_think<user>", "<assistant><think></think>")
-    assert cut(CHATML, "qwen3_moe") == ("<|im_start|>user\n",
-                                        "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    assert cut(CHATML)[1] == "<|im_end|>\n<|im_start|>assistant\n"  # other families cannot disable thinking
+    for family in "qwen3_moe", "llama", "hunyuan_v1_dense":
+        assert cut(CHATML, family) == ("<|im_start|>user\n",
+                                       "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert cut("{% for m in messages %}{% if loop.first %}{{ m['content'] | trim }}{% break %}{% endif %}{% endfor %}")
 
 
@@ -100,7 +100,7 @@ def templates_may_support_system_messages_and_answers():
     assert talks(template) == {"system.prefix": "", "system.suffix": "|", "answer.prefix": "|", "answer.suffix": "|"}
     whole = jinja2.Template(CHATML, trim_blocks=True).render(messages=[
         {"role": role, "content": role * 2} for role in ("system", "user", "assistant", "user")],
-        add_generation_prompt=True)
+        add_generation_prompt=True, enable_thinking=False)
     p = pieces(CHATML)
     assert whole == (p["system.prefix"] + "systemsystem" + p["system.suffix"] + "useruser" + p["answer.prefix"] +
                      "assistantassistant" + p["answer.suffix"] + "useruser" + p["suffix"])
@@ -129,6 +129,8 @@ def templates_must_show_the_turn_exactly_once():
     for template, part in [("{{ bos_token }}", "0 times"), ("", "0 times"),
                            ("{{ messages[0].content }}{{ messages[0].content }}", "2 times"),
                            ("{{ messages[0].content | upper }}", "0 times"),
+                           ("{{ messages[0].content | e }}", "0 times"),
+                           ("{{ messages[0].content | tojson }}", "0 times"),
                            ("{{ messages[0].content }}{{ messages[0].content | length }}", "depend on"),
                            ("{{ 'x' * 20000 }}{{ messages[0].content }}", "16384 bytes")]:
         log = complaint(template)

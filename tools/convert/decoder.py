@@ -210,7 +210,7 @@ def read_config(c):
 ACCEPTED = "do_sample", "repetition_penalty"
 GENERATION = {"bad_words_ids": (None, []), "forced_bos_token_id": (None,), "forced_eos_token_id": (None,),
               "typical_p": (1.0, None), "epsilon_cutoff": (0.0, None), "eta_cutoff": (0.0, None)}
-GENERATION_NO_EFFECT = "max_length", "max_new_tokens", "renormalize_logits", "decoder_start_token_id", *ACCEPTED
+GENERATION_NO_EFFECT = "max_length", "renormalize_logits", "decoder_start_token_id", *ACCEPTED
 SAMPLING = {"temperature": (float, 0.0, 100.0), "top_k": (int, -1, 1 << 30), "top_p": (float, 0.0, 1.0),
             "min_p": (float, 0.0, 1.0), "repetition_penalty": (float, 0.0, 100.0)}
 
@@ -222,7 +222,7 @@ def sampling_meta(c):
     return {f"sample.{key}": max(value, 0) for key, value in found.items()}  # top_k -1 means no limit
 
 
-def decode_meta(c, m, config):
+def decode_meta(c, m, config, say):
     for key, values in {**hf.GENERATION, **GENERATION}.items():
         if key not in ACCEPTED:
             c.only(key, *values)
@@ -232,11 +232,14 @@ def decode_meta(c, m, config):
         raise FormatError(f"{c.path}: eos_token_id is {short(ends)}: expected 1 to {moefile.MAX_ENDS} tokens")
     ends = list(dict.fromkeys(ends))
     limit = min(DEFAULT_LIMIT, m.places // 2)
+    longest = c.get("max_new_tokens", int, limit, least=1)
+    if longest > limit:  # memory grows with the limit
+        say(f"{c.path}: max_new_tokens is {longest}, but answers have up to {limit} tokens (--max-len raises the limit)")
     meta = {"token.bos": m.bos, "token.eos": ends[0], "decode.rules": "hf",
             "decode.beam": c.get("num_beams", int, 1, least=1, most=64),
             "decode.length_penalty": c.get("length_penalty", float, 1.0, least=0.0, most=100.0),
             "decode.length_constant": 0.0, "decode.early_stopping": int(c.get("early_stopping", bool, False)),
-            "decode.max_new": limit, "limit.source": limit, "limit.target": limit, **sampling_meta(c)}
+            "decode.max_new": min(longest, limit), "limit.source": limit, "limit.target": limit, **sampling_meta(c)}
     if ends[1:]:
         meta["token.ends"] = np.array(ends[1:], np.int64)
     pad = c.raw("pad_token_id", config.raw("pad_token_id"))
@@ -393,7 +396,7 @@ def read_decoder(folder, say=lambda message: None, row=None):
 
 def build(m, config, generation, stored, tokens, files, say):
     """Return the metadata and tensors of a configuration; names in `stored` follow one of the published schemes."""
-    decode = decode_meta(generation, m, config)
+    decode = decode_meta(generation, m, config, say)
     add_end(decode, tokens, say)
     if m.places < m.context:
         say(f"limiting positions to {m.places} of the model's {m.context}")

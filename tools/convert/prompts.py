@@ -30,7 +30,8 @@ from moefile import FormatError, read_bounded
 HERE = os.path.dirname(os.path.abspath(__file__))
 LARGEST_TEMPLATE, LONGEST_PIECE = 1 << 18, 1 << 14
 PATIENCE = 60  # wall-clock seconds; template.py limits itself to 2 s of processor time
-MARKS = "\ue000{}\ue001", "\ue002another one, {}, which is longer\ue003"
+# Contents of messages. The second one has characters that a template might escape.
+MARKS = "\ue000{}\ue001", "\ue002another 'one', {},\nwhich is \"longer\" & <b>bold</b>\ue003"
 TALKS = "u", "su", "uauau", "suau"  # u: user, s: system, a: assistant
 ROLES = {"s": "system", "u": "user", "a": "assistant"}
 TOKENS = "bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"
@@ -45,6 +46,12 @@ FAMILY_CLASSES = {"llama": "LlamaTokenizer", "qwen3_moe": "Qwen2Tokenizer"}
 
 def data():
     return read_json(os.path.join(HERE, "prompts.json"))
+
+
+def settings_of(family):
+    """Return the variables that switch off thinking."""
+    settings = data()["settings"]
+    return {**settings[""], **settings.get(family, {})}
 
 
 def render(template, values, where):
@@ -135,7 +142,7 @@ def row_for(rows, family, name, wanted):
 def meta_of(template, tokens, family, name, where, wanted=None, say=lambda message: None):
     known = data()
     row = row_for(known["rows"], family, name, wanted)
-    pieces = cut(template, {**tokens, **known["settings"].get(family, {})}, where, say)
+    pieces = cut(template, {**tokens, **settings_of(family)}, where, say)
     codes, english, chinese = (list(x) for x in zip(*known["languages"]))
     return {**{f"prompt.{name}": text for name, text in pieces.items()}, "prompt.name": row["name"],
             **{f"prompt.{key}": text for key, text in row["wordings"].items()}, "prompt.chinese": known["chinese"],
