@@ -627,5 +627,21 @@ def a_long_prompt_has_more_time():
             raise AssertionError("it was taken")
 
 
+@chat_test
+def a_prompt_that_is_being_read_does_not_time_out():
+    words = [{"role": "user", "content": "house " * 240}]
+    with endless("--timeout", "3", "--set", "piece=8") as server:
+        found = {}
+        chat = threading.Thread(target=lambda: found.update(usage=create(server, words, max_tokens=1).usage))
+        chat.start()
+        wait_for(lambda: open_requests(server))
+        while chat.is_alive():  # the processor belongs to others most of the time
+            server.process.send_signal(signal.SIGSTOP)
+            time.sleep(1.5)
+            server.process.send_signal(signal.SIGCONT)
+            chat.join(0.2)
+        assert 900 < found["usage"].prompt_tokens < 1000, found
+
+
 if __name__ == "__main__":
     sys.exit(test.run(sys.argv[1] if len(sys.argv) > 1 else ""))

@@ -183,7 +183,7 @@ static const option_row own_rows[] = {
       "maximum number of queued texts per client (default: 4000); further requests get status 429", .group = "Limits",
       OPTION_INT(max_client_texts, 1, 1 << 24) },
     { "timeout", "SECONDS", "maximum time to answer a request (default: 60); slower requests get status 504",
-      .more = ". Each 64 KB and each 1,000 tokens of a chat's prompt add the same time; each answer token restarts it",
+      .more = ". Each 64 KB and each 1,000 tokens of a chat's prompt add this time; each step of a chat restarts it",
       .group = "Limits", OPTION_INT(timeout, 1, 86400) },
     { "read-timeout", "SECONDS", "maximum time to receive a request, and to send each MB of a response (default: 30)",
       .group = "Limits", OPTION_INT(read_timeout, 1, 86400) },

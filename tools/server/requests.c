@@ -221,7 +221,7 @@ static int is_gone(int socket) {
 }
 
 /* Return the time when a request times out: --timeout seconds, plus as long for every 64 KB and every 1,000 tokens of a
- * prompt, after it began or after the last token of a chat. */
+ * prompt, after it began or after the last step of a chat. */
 static double deadline(const server *s, const request *req) {
     const double begin = req->progress > req->begin ? req->progress : req->begin;
     return begin + s->setup->options.timeout * (1 + (double)(req->bytes >> 16) + (double)req->prompt / 1000);
@@ -313,10 +313,19 @@ static text_item *next_turn(backend *b, size_t under_way) {
 /* Return 1 if there will be no more texts or retries (lock held). */
 static int is_over(const backend *b) { return (b->closing && !b->holders) || (b->server->ending && !b->waiting); }
 
+/* Restart the time limits of chats in the batch (lock held). Unlike tokens, steps that read a prompt have no callback.
+ */
+static void note_step(backend *b) {
+    const double now = program_seconds();
+    for (request *req = b->waiting; req && b->answers; req = req->next)
+        if (req->prompt && req->n_taken) req->progress = now;
+}
+
 static int pull_text(void *closure, int wait, moetext_request *next) {
     backend *b = closure;
     server *s = b->server;
     pthread_mutex_lock(&s->lock);
+    note_step(b);
     text_item *item = next_turn(b, wait ? 0 : moetext_under_way(b->translator));
     for (; wait && !item && !is_over(b); item = next_turn(b, 0)) pthread_cond_wait(&b->filled, &s->lock);
     const int answer = item ? MOE_PULL_REQUEST : is_over(b) ? MOE_PULL_END : MOE_PULL_LATER;
