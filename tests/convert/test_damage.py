@@ -112,7 +112,7 @@ def hf(family, layout):
 def fairseq(folder):
     config = make_transformers.configs("nllb-moe", **TINY["nllb-moe"])[0]
     make_transformers.write_fairseq(folder + "/m", config)
-    return ["--from", "fairseq", folder + "/m"]
+    return ["--from", "fairseq", folder + "/m", "--ids-only"]
 
 
 def nvidia(legacy):
@@ -136,7 +136,7 @@ def trainer(legacy):
     def make(folder):
         checkpoint = gnmt_checkpoints.random_moe(np.random.default_rng(1), 4, 9)
         gnmt_checkpoints.write_torch(folder + "/m.pt", checkpoint, legacy)
-        return [folder + "/m.pt"]
+        return [folder + "/m.pt", "--ids-only"]
     return make
 
 

@@ -522,6 +522,10 @@ def mismatched_tokenisers_are_rejected():
         make.write_tokeniser(at)
         complaint = convert(at, os.path.join(at, "converted"))
         assert complaint and "tokenizer.json" in complaint and "424" in complaint, complaint
+        os.rename(at + "/tokenizer.json", at + "/tokenizer.model")  # SentencePiece's, which is not supported
+        complaint = convert(at, os.path.join(at, "converted"))
+        assert "tokenizer.json is missing; found only tokenizer.model" in complaint and "--ids-only" in complaint
+        assert convert(at, os.path.join(at, "converted"), "--ids-only") is None
 
 
 @numpy_test

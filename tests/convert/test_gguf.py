@@ -233,6 +233,18 @@ def converted(at, family="llama", change=None, **more):
 
 
 @gguf_test
+def files_with_a_part_of_a_tokeniser_need_ids_only():
+    with folder() as at:
+        config, arrays = made(at + "/hf", "llama", 448)
+        make_gguf.write(at + "/x.gguf", config, arrays, tokens=True, tokenizer__ggml__model=None)
+        complaint, _ = convert(at + "/x.gguf", "-o", at + "/b")
+        assert "tokenizer.ggml.model is missing; found only tokenizer.ggml.tokens and tokenizer.ggml.merges" in complaint
+        assert "--ids-only" in complaint and not os.path.exists(at + "/b")
+        assert convert(at + "/x.gguf", "-o", at + "/b", "--ids-only")[0] is None
+        assert moefile.read_meta(at + "/b")["tokenizer.kind"] == "none"
+
+
+@gguf_test
 def answers_end_like_those_of_the_chat_template():
     turn, spelled = make_gguf.tokens_of("llama", 448)[0][TURN_END], make_gguf.tokens_of("llama", 448)
     spelled[0][425], spelled[1][425] = "<|im_end|>", 3

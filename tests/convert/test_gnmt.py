@@ -176,12 +176,12 @@ class Random:
             make.write_bundle(self.input, {**self.weights, "global_step": np.array(7, np.int64)}, shards=1 + seed % 2)
             self.numpy = gnmt_numpy.Tf(self.weights, layers, previous, forget, zero)
             command = ["--from", "tf-gnmt", "--tf-architecture", "gnmt" if previous else "gnmt_v2"]
-            command += ["--tf-forget-bias", str(forget)] + ["--tf-zero-state"] * zero
+            command += ["--tf-forget-bias", str(forget), "--ids-only"] + ["--tf-zero-state"] * zero
         else:
             self.checkpoint = make.random_moe(r, hidden, self.size, threshold=seed % 2 == 0)
             self.input, self.options = self.path + ".pt", ["-t", "de"]
             make.write_torch(self.input, self.checkpoint)
-            self.numpy = gnmt_numpy.Moe(self.checkpoint, tag=5)
+            self.numpy, command = gnmt_numpy.Moe(self.checkpoint, tag=5), ["--ids-only"]
         self.model = self.path + ".bin"
         complaint, _ = convert_here(self.input, "-o", self.model, *command)
         assert complaint is None, complaint
@@ -290,7 +290,8 @@ def refused(folder, path, layout, *words):
     """Check that convert.py prints one line with these words and writes nothing."""
     out = os.path.join(folder, "out")
     os.makedirs(out, exist_ok=True)
-    complaint, printed = convert_here(path, "-o", os.path.join(out, "model.bin"), "--from", layout)
+    complaint, printed = convert_here(path, "-o", os.path.join(out, "model.bin"), "--from", layout,
+                                      *["--ids-only"] * (layout != "nvidia-gnmt"))
     assert complaint is not None and "\n" not in complaint and not printed, (path, complaint)
     assert all(word in complaint for word in words), (words, complaint)
     assert not os.listdir(out), os.listdir(out)
@@ -453,7 +454,10 @@ def files_saved_by_torch_are_supported():
                  "scheduler": {"other": layer.state_dict(), "size": torch.Size([1, 2]), "kind": torch.float32}}
         for new in (True, False):
             torch.save(saved, folder + "/t.pt", _use_new_zipfile_serialization=new)
-            complaint, _ = convert_here(folder + "/t.pt", "-o", folder + "/t.bin", "--from", "nvidia-gnmt")
+            command = [folder + "/t.pt", "-o", folder + "/t.bin", "--from", "nvidia-gnmt"]
+            complaint, _ = convert_here(*command)
+            assert "no tokeniser: the checkpoint's tokenizer is missing" in complaint, complaint
+            complaint, _ = convert_here(*command, "--ids-only")
             assert complaint is None, complaint
             a, b = moefile.read(folder + "/t.bin")[1], moefile.read(m.model)[1]
             assert all(a[k].data == b[k].data for k in a) and a.keys() == b.keys()

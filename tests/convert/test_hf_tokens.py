@@ -562,15 +562,36 @@ def tokenisers_that_split_differently_are_rejected_by_name():
             assert os.path.exists(c.folder + ".bin") == (part is None)
 
 
+# Of each family: the missing files, a file that cannot replace them, and the message.
+INCOMPLETE = (("nllb", ["sentencepiece.bpe.model"], "tokenizer.json", "sentencepiece.bpe.model is missing; found only "
+               "tokenizer.json"), ("nllb", ["sentencepiece.bpe.model"], None, None),
+              ("m2m", ["vocab.json"], "tokenizer_config.json", "vocab.json is missing; found only sentencepiece.bpe.model"),
+              ("marian", ["source.spm", "target.spm"], "tokenizer.json", "source.spm and target.spm are missing; found "
+               "only tokenizer.json and vocab.json"), ("marian", ["source.spm", "target.spm", "vocab.json"], None, None),
+              ("marian", ["source.spm", "target.spm", "vocab.json"], "source.bpe", "found only source.bpe"))
+
+
 @numpy_test
-def the_converter_notes_models_without_a_tokeniser():
-    with checkpoint("nllb") as c:
-        os.unlink(os.path.join(c.folder, "sentencepiece.bpe.model"))
-        write_json(os.path.join(c.folder, "tokenizer.json"), {})
-        with contextlib.redirect_stderr(io.StringIO()) as errors:
-            assert convert_quietly("--from", "hf", c.folder, "-o", c.folder + ".bin") is None
-        part = "tokenizer.json is not read. The model will accept token ids only"
-        assert part in errors.getvalue(), errors.getvalue()
+def models_without_a_tokeniser_need_ids_only():
+    for kind, missing, other, message in INCOMPLETE:
+        with checkpoint(kind) as c:
+            for name in missing:
+                os.unlink(os.path.join(c.folder, name))
+            if other:
+                write_json(os.path.join(c.folder, other), {"tokenizer_class": "M2M100Tokenizer"})
+            command, out = ("--from", "hf", c.folder, "-o", c.folder + ".bin"), c.folder + ".bin"
+            with contextlib.redirect_stderr(io.StringIO()) as notes:
+                complaint = convert_quietly(*command)
+            assert (complaint is None) == (message is None) == os.path.exists(out), (kind, missing, complaint)
+            if message:
+                assert message in complaint and "use --ids-only" in complaint, complaint
+            else:
+                assert "will accept token ids only, as with --ids-only" in notes.getvalue(), notes.getvalue()
+            with contextlib.redirect_stderr(io.StringIO()) as notes:
+                assert convert_quietly(*command, "--ids-only") is None
+            assert "tokeniser" not in notes.getvalue(), notes.getvalue()
+            assert "contains no tokeniser" in run([TRANSLATE, "-m", out], status=3).stderr
+            os.unlink(out)
 
 
 @numpy_test

@@ -273,6 +273,9 @@ def notes_name_what_is_missing():
         assert "note: word-penalty 0.25 is left out" in " ".join(convert_c(at, target + "/out")[1]), notes
         assert_same(at)
         assert "name its folder" in convert_c(at + "/vocab.yml", target + "/out")[0]
+        marian_damage.write(at + "/a.bpe", b"")
+        for problem in convert_c(at, target + "/out")[0], convert_python(at, target + "/out"):
+            assert "source.spm and target.spm are missing; found only a.bpe" in problem, problem
 
 
 def usable(path):

@@ -76,7 +76,7 @@ def undamaged(target, folder):
         os.makedirs(f"{folder}/{name}", exist_ok=True)
         return f"{folder}/{name}"
     for legacy in (False, True):
-        path = case("moe-legacy" if legacy else "moe", ["{}/x.pt"]) + "/x.pt"
+        path = case("moe-legacy" if legacy else "moe", ["{}/x.pt", "--ids-only"]) + "/x.pt"
         make.write_torch(path, make.random_moe(r, 8, 30), legacy)
     weights = make.random_nvidia(r, 8, len(pieces), 2)
     make.write_torch(case("nvidia", ["--from", "nvidia-gnmt", "{}/x.pt"]) + "/x.pt",

@@ -414,7 +414,8 @@ def converted(checkpoint, folder):
     path = lambda name: os.path.join(folder, name)
     torch.save(checkpoint, path("model.pt"))
     settings = {"licence": "", "attribution": "", "spm": "", "preset": None, "type": "f32", "meta": [],
-                "description": "", "layout": "moe", "name": "x", "like": None, "experts": None, "shortlist": None}
+                "description": "", "layout": "moe", "name": "x", "like": None, "experts": None, "shortlist": None,
+                "ids_only": True, "vocab": None, "bpe": None}
     convert.convert(types.SimpleNamespace(input=path("model.pt"), output=path("model.bin"), **settings))
     convert.back(types.SimpleNamespace(input=path("model.bin"), output=path("back.pt"), spm=""))
     back = torch.load(path("back.pt"), weights_only=True)

@@ -359,7 +359,8 @@ def carried(args):
         return {}
     meta = moefile.read_meta(args.like)
     given = {"general." + key for key in ("name", "description", "licence", "attribution") if getattr(args, key)}
-    return {key: value for key, value in meta.items() if CARRIED.fullmatch(key) and key not in given}
+    return {key: value for key, value in meta.items() if CARRIED.fullmatch(key) and key not in given
+            and not (args.ids_only and key.startswith("tokenizer."))}
 
 
 def default_name(path):
@@ -379,6 +380,8 @@ def convert(args):
         data = read_bounded(path, LARGEST_TEXT, "a licence or attribution") if path else b""
         texts.append(data.decode().replace("\r\n", "\n"))
     meta = {**general(name, args.description, *texts), **carried(args)}
+    if args.ids_only and (args.spm or args.vocab or args.bpe):
+        raise FormatError("--ids-only cannot be combined with --spm, --vocab or --bpe")
     if args.layout in ("hf", "fairseq", "marian", "gguf"):
         return convert_transformer(args, meta)
     if args.layout == "moe":
@@ -396,6 +399,8 @@ def convert(args):
             raise FormatError(f"{args.spm} has {len(pieces)} pieces, but the model has {m.vocabulary} tokens")
         meta.update({"tokenizer.kind": "sentencepiece", "tokenizer.model": data})
     if m.architecture != "deep-moe":
+        if args.layout == "moe" and "tokenizer.kind" not in meta and not args.ids_only:
+            hf_tokens.no_tokeniser(["--spm"])
         meta.setdefault("tokenizer.kind", "none")
     add_meta(meta, args.meta)
     weights.update(listed(args.shortlist, meta))
@@ -504,17 +509,17 @@ def number_formats(args, matrices="f32", experts=None):
 def convert_transformer(args, meta):
     """Convert a checkpoint in Hugging Face's, Marian's, fairseq's or GGUF format, tensor by tensor."""
     began, say = time.monotonic(), lambda message: print(message, file=sys.stderr)
+    formats, ids_only = number_formats(args), args.ids_only
     if args.layout == "fairseq":
-        found, formats = fairseq.read_fairseq(args.input, args.spm, say), number_formats(args)
+        found = fairseq.read_fairseq(args.input, args.spm, say, ids_only)
     elif args.layout == "marian":
-        found, formats = marian.read_marian(args.input, meta["general.licence"], say), number_formats(args)
-    elif args.layout == "gguf":
-        found, formats = gguf_file.read_gguf(args.input, say, args.prompts), number_formats(args, "q8b", "q4")
-        meta["general.licence"] = meta["general.licence"] or found.licence
-    elif decoder.is_decoder(args.input):
-        found, formats = decoder.read_decoder(args.input, say, args.prompts), number_formats(args, "q8b", "q4")
+        found = marian.read_marian(args.input, meta["general.licence"], say, ids_only)
+    elif args.layout == "gguf" or decoder.is_decoder(args.input):
+        read = gguf_file.read_gguf if args.layout == "gguf" else decoder.read_decoder
+        found, formats = read(args.input, say, args.prompts, ids_only), number_formats(args, "q8b", "q4")
     else:
-        found, formats = hf.read_hf(args.input, say), number_formats(args)
+        found = hf.read_hf(args.input, say, ids_only)
+    meta["general.licence"] = meta["general.licence"] or getattr(found, "licence", "")
     meta["general.architecture"] = "transformer"
     meta.update(found.meta)
     meta.update(aligner(args.align))
@@ -616,8 +621,10 @@ def parse_arguments():
                            f"{layout}: {text}" for layout, text in layouts.LAYOUTS.items()))
     group.add_argument("--preset", choices=list(gnmt.PRESETS),
                        help="decoding defaults to store (default: those of the program that wrote the checkpoint)")
-    group.add_argument("--spm", metavar="FILE", help="SentencePiece model to store (default: token ids only); with "
-                       "fairseq, NLLB's")
+    group.add_argument("--spm", metavar="FILE", help="SentencePiece model to store (moe, and NLLB's for fairseq)")
+    group.add_argument("--ids-only", action="store_true",
+                       help="store no tokeniser: the model accepts token ids only. Without this option, a text model "
+                       "without a tokeniser is an error")
     group.add_argument("--type", choices=list(moefile.TYPES),
                        help="number format of matrices and experts; gates and vectors are always f32 (default: f32; "
                        "for decoder-only models q8b, with q4 experts)")

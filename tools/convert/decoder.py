@@ -15,6 +15,7 @@ import numpy as np
 
 import byte_bpe
 import hf
+import hf_tokens
 import moefile
 import prompts
 from hf_json import read_json, short
@@ -373,22 +374,25 @@ def put_embeddings(b, m, say):
         lambda rows: (rotary_table(m.frequencies, at, min(rows, m.places - at)) for at in range(0, m.places, rows))])
 
 
-def tokens_meta(folder, m, say, row=None):
-    """Return the metadata of a folder's tokeniser and prompts."""
-    wanted = "tokenizer.json", "hy.tiktoken"
-    if any(os.path.exists(os.path.join(folder, name)) for name in wanted):
-        name, found = os.path.basename(os.path.abspath(folder)), byte_bpe.tokenizer_meta(folder, m.vocabulary)
-        found.update(prompts.prompt_meta(folder, m.family, name, say, row))
-        return begin_with(found, found["tokenizer.model"].start, m, f"{folder}/tokenizer.json", say)
-    say(f"no tokeniser: no {' or '.join(wanted)} in {folder}. The model will accept token ids only")
-    return {"tokenizer.kind": "none"}
+def tokens_meta(folder, m, say, row=None, ids_only=False):
+    """Return the metadata of a folder's tokeniser and prompts, or of a model that accepts ids only."""
+    there = hf_tokens.pieces_in(folder)
+    missing = not {"tokenizer.json", "hy.tiktoken"} & set(there)
+    if missing and not ids_only:
+        hf_tokens.no_tokeniser(["tokenizer.json"], there, say)
+    if missing or ids_only:
+        return {"tokenizer.kind": "none"}
+    name, found = os.path.basename(os.path.abspath(folder)), byte_bpe.tokenizer_meta(folder, m.vocabulary)
+    found.update(prompts.prompt_meta(folder, m.family, name, say, row))
+    return begin_with(found, found["tokenizer.model"].start, m, f"{folder}/tokenizer.json", say)
 
 
-def read_decoder(folder, say=lambda message: None, row=None):
+def read_decoder(folder, say=lambda message: None, row=None, ids_only=False):
     """Return the metadata and tensors of a checkpoint."""
     config, generation = hf.read_configs(folder)
     m, stored = read_config(config), hf.open_checkpoint(folder, say)
-    found = build(m, config, generation, stored, tokens_meta(folder, m, say, row), hf.files_in(folder), say)
+    found = build(m, config, generation, stored, tokens_meta(folder, m, say, row, ids_only),
+                  hf.files_in(folder), say)
     config.end(NO_EFFECT, MIXTURE_KEYS if m.family in DENSE else (), hf.GENERATION, hf.GENERATION_NO_EFFECT, GENERATION,
                GENERATION_NO_EFFECT, SAMPLING, hf.GENERATION_USED)
     return found

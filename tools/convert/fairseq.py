@@ -130,14 +130,14 @@ def config_of(path, settings, tensors, experts):
     return hf.Config(path, out)
 
 
-def read_fairseq(path, spm=None, say=lambda message: None):
+def read_fairseq(path, spm=None, say=lambda message: None, ids_only=False):
     """Return the metadata and tensors of a checkpoint, like hf.read_hf; `spm` is NLLB's SentencePiece model."""
+    if not spm and not ids_only:
+        hf_tokens.no_tokeniser(["--spm, NLLB's SentencePiece model,"])
     paths = files_of(path)
     settings, tensors, experts = read_files(paths)
     config = config_of(os.path.basename(paths[0]), settings, tensors, experts)
     m = hf.read_config(config)
     generation = hf.Config(config.path, {"max_new_tokens": min(200, m.positions)})  # as in facebook/nllb-moe-54b
     tokens = {"tokenizer.kind": "sentencepiece", **hf_tokens.nllb_meta(None, m, spm)} if spm else hf_tokens.NO_TOKENS
-    if not spm:
-        say("no tokeniser: without --spm the model will accept token ids only")
     return hf.build(m, tensors, generation, tokens, paths, say)

@@ -16,6 +16,7 @@ import numpy as np
 import byte_bpe
 import decoder
 import hf
+import hf_tokens
 import moefile
 import prompts
 from hf_json import short
@@ -584,11 +585,16 @@ class Tokens:
         return found
 
 
-def tokens_of(k, m, say, wanted):
+def tokens_of(k, m, say, wanted, ids_only):
     """Return the tokeniser of a file."""
     tokens = Tokens(k, m, say)
-    if tokens.model is None or tokens.texts is None:
-        say(f"no tokeniser: {k.path} has no tokenizer.ggml.model or tokens. The model will accept token ids only")
+    pieces = "tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.huggingface.json"
+    there = [key for key in pieces if k.raw(key) is not None]
+    missing = [key for key in pieces[:2] if key not in there]
+    if ids_only:
+        k.asked |= {key for key in k.values if key.startswith("tokenizer.")}
+    elif missing:
+        hf_tokens.no_tokeniser(missing, there, say)
     else:
         tokens.pack(wanted)
     return tokens
@@ -614,7 +620,7 @@ def generation_of(k, ends, say):
     return hf.Config(k.path, {**found, "eos_token_id": ends})
 
 
-def read_gguf(path, say=lambda message: None, row=None):
+def read_gguf(path, say=lambda message: None, row=None, ids_only=False):
     """Return the metadata and tensors of a file; `row` is a row of prompts.json."""
     values, stored, paths = open_parts(path)
     architecture = values.get("general.architecture")
@@ -635,7 +641,7 @@ def read_gguf(path, say=lambda message: None, row=None):
         m.frequencies = m.frequencies / np.concatenate(list(factors.read(m.head))).astype(np.float64)
         if not (np.isfinite(m.frequencies) & (m.frequencies >= 0)).all():
             raise FormatError(f"{path}: tensor rope_freqs.weight contains invalid factors")
-    tokens = tokens_of(k, m, say, row)
+    tokens = tokens_of(k, m, say, row, ids_only)
     m.bos = m.bos if tokens.ids["bos"] is None else tokens.ids["bos"]
     if tokens.ids["padding"] is not None:
         config.values["pad_token_id"] = tokens.ids["padding"]

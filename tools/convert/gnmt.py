@@ -12,6 +12,7 @@ import os
 
 import numpy as np
 
+import hf_tokens
 import moefile
 import tfbundle
 import torchfile
@@ -144,10 +145,12 @@ def nvidia_shapes(hidden, vocabulary, layers):
     return out
 
 
-def nvidia_tokenizer_meta(tokenizer, size):
+def nvidia_tokenizer_meta(tokenizer, size, ids_only):
     """Return the metadata of the tokenizer's pieces, merges and languages, or of a model that accepts ids only."""
-    if not isinstance(tokenizer, dict):
+    if ids_only:
         return {"tokenizer.kind": "none"}
+    if not isinstance(tokenizer, dict):
+        hf_tokens.no_tokeniser(["the checkpoint's tokenizer"])
     names, bpe = tokenizer.get("idx2tok"), tokenizer.get("bpe")
     if not isinstance(names, dict) or not all(type(i) is int and 0 <= i < size for i in names):
         raise FormatError(f"the tokenizer's idx2tok must be a dictionary of ids below {size}")
@@ -238,7 +241,7 @@ def read_nvidia(path, options):
     meta.update(preset_meta(options.preset or "nvidia"))
     if options.vocab or options.bpe:
         raise FormatError("--vocab and --bpe require tf-gnmt: nvidia-gnmt checkpoints contain a tokenizer")
-    return {**meta, **nvidia_tokenizer_meta(checkpoint.get("tokenizer"), size)}, weights
+    return {**meta, **nvidia_tokenizer_meta(checkpoint.get("tokenizer"), size, options.ids_only)}, weights
 
 
 # ---- TensorFlow ------------------------------------------------------------------------------------------------------
@@ -371,6 +374,8 @@ def read_tf(prefix, options):
     put("output.weight", "decoder/output_projection/kernel", True)
     meta.update(preset_meta(options.preset or "tf"))
     meta["tokenizer.kind"] = "none"
+    if not options.vocab and not options.ids_only:
+        hf_tokens.no_tokeniser(["--vocab"])
     if options.vocab:
         meta.update(tf_vocabulary_meta(options.vocab, size))
     if options.bpe:

@@ -674,14 +674,14 @@ def without_prefix(stored):
     return out
 
 
-def read_hf(folder, say=lambda message: None):
+def read_hf(folder, say=lambda message: None, ids_only=False):
     """Return the metadata and tensors of a checkpoint."""
     if not os.path.isdir(folder):
         raise FormatError("not a folder: --from hf requires a folder that contains config.json")
     config, generation = read_configs(folder)
     m = read_config(config)
-    return build(m, open_checkpoint(folder, say), generation, hf_tokens.read_tokens(folder, m, say), files_in(folder),
-                 say)
+    return build(m, open_checkpoint(folder, say), generation, hf_tokens.read_tokens(folder, m, say, ids_only),
+                 files_in(folder), say)
 
 
 def build(m, stored, generation, tokens, files, say):

@@ -8,7 +8,7 @@ Marian  source.spm splits, target.spm joins, vocab.json maps the pieces of both 
         maps source pieces and target_vocab.json target pieces; language codes are entries >>xx<<
 
 SMaLL-100 (by tokenizer_class) has M2M-100's files, but its sources begin with the target language, and no token is
-forced. If the files are missing, the model accepts ids only, and a note says so. Settings that would make transformers
+forced. If some of the files are missing, conversion fails without --ids-only. Settings that would make transformers
 split texts differently from the engine are rejected by name: NLLB's legacy_behaviour, plain added tokens, sampling,
 other classes and special tokens, unknown keys.
 """
@@ -273,17 +273,29 @@ def check_settings(folder):
                                   "not depend on it")
 
 
-def ids_only(folder, m, wanted, say):
-    """Return the metadata of a model without a tokeniser."""
-    other = "; tokenizer.json is not read" * os.path.exists(os.path.join(folder, "tokenizer.json"))
-    say(f"no tokeniser: no {' or '.join(wanted)} in {folder}{other}. The model will accept token ids only")
-    return {**NO_TOKENS, **(sources_meta(m, m.eos) if m.source_vocabulary != m.vocabulary else {})}
+def no_tokeniser(missing, unread=(), say=None):
+    """Reject a text model without a tokeniser. With `say`, only print a note if it has no part of one (`unread`)."""
+    what = f"no tokeniser: {' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing"
+    if not say or unread:
+        raise FormatError(what + f"; found only {' and '.join(unread)}" * bool(unread) +
+                          ". To convert a model that accepts token ids only, use --ids-only")
+    say(f"{what}. The model will accept token ids only, as with --ids-only")
+
+
+# Names of files with the pieces of a tokeniser
+PIECES = re.compile(r"tokenizer\.(json|model)|.*vocab.*\.(json|txt|yml)|merges\.txt|.*(spiece|sentencepiece).*\.model|"
+                    r".*\.(spm|tiktoken|bpe)")
+
+
+def pieces_in(folder):
+    """Return the names of files with pieces in a folder."""
+    return sorted(name for name in os.listdir(folder) if PIECES.fullmatch(name))
 
 
 CONFIG = "tokenizer_config.json"
 SPM = "sentencepiece.bpe.model"
 # Classes of transformers for each family, with the function that reads their files and the files that it requires. The
-# default is the first class with all its files.
+# default is the first class with the fewest missing files.
 M2M, NLLB = (m2m_meta, (SPM, "vocab.json")), (nllb_meta, (SPM,))
 CLASSES = {"m2m": {"M2M100Tokenizer": M2M, "NllbTokenizer": NLLB, "SMALL100Tokenizer": (small100_meta, M2M[1])},
            "mixture": {"NllbTokenizer": NLLB},
@@ -294,7 +306,7 @@ def class_of(folder, m, there):
     """Return (function, required files) of the tokeniser's class."""
     classes, given = CLASSES[m.family], read_file(folder, CONFIG).get("tokenizer_class") or m.tokenizer_class
     if given is None:
-        return next((x for x in classes.values() if there.issuperset(x[1])), next(iter(classes.values())))
+        return min(classes.values(), key=lambda x: len(set(x[1]) - there))
     name = given.removesuffix("Fast") if isinstance(given, str) else given
     if not isinstance(name, str) or name not in classes:
         raise FormatError(f"{folder}: tokenizer_class {short(given)} is not supported for this model: expected "
@@ -302,15 +314,14 @@ def class_of(folder, m, there):
     return classes[name]
 
 
-def read_tokens(folder, m, say=lambda message: None):
-    """Return the metadata of a folder's tokeniser."""
-    files = {name for about in CLASSES[m.family].values() for name in about[1]}
-    there = {name for name in files if os.path.exists(os.path.join(folder, name))}
-    if not there:
-        return ids_only(folder, m, next(iter(CLASSES[m.family].values()))[1], say)
-    read, wanted = class_of(folder, m, there)
+def read_tokens(folder, m, say=lambda message: None, ids_only=False):
+    """Return the metadata of a folder's tokeniser, or of a model that accepts ids only."""
+    there = [] if ids_only else pieces_in(folder)
+    read, wanted = (None, ()) if ids_only else class_of(folder, m, set(there))
     missing = [name for name in wanted if name not in there]
     if missing:
-        raise FormatError(f"{missing[0]} is missing: {folder} contains only {', '.join(sorted(there))}")
+        no_tokeniser(missing, there, say)
+    if not there:
+        return {**NO_TOKENS, **(sources_meta(m, m.eos) if m.source_vocabulary != m.vocabulary else {})}
     check_settings(folder)
     return {"tokenizer.kind": "sentencepiece", **read(folder, m, os.path.join(folder, wanted[0]))}

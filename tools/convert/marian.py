@@ -644,7 +644,7 @@ def spm_ids(path, pieces, size):
 PAIR = re.compile(r"(?:(?:src|trg)?vocab|lex\..*)\.([a-z]{2})([a-z]{2})\.")  # Firefox's names, e.g. vocab.enpt.spm
 
 
-def tokens_meta(m, folder, paths, say):
+def tokens_meta(m, folder, paths, say, ids_only):
     """Return tokenizer.*, vocabulary.*, special tokens and languages; paths: source and target vocabulary."""
     sizes = m.source_vocabulary, m.targets
     if m.shared and paths[0] != paths[1]:
@@ -656,11 +656,11 @@ def tokens_meta(m, folder, paths, say):
     else:
         ids = [yml_vocabulary(p, size) for p, size in zip(paths, sizes)]
         cuts = [find(folder, x + "_pieces") for x in ("source", "target")]
-        if not all(cuts):
-            other = "".join(f"; {x} requires Moses' tokenisation, which is not supported"
-                            for x in sorted(os.listdir(folder)) if x.endswith(".bpe"))
-            say(f"no tokeniser: no source.spm or target.spm in {folder}{other}. The model will accept token ids only")
+        if not all(cuts) and not ids_only:
+            unread = [x for x in sorted(os.listdir(folder)) if x.endswith((".bpe", ".spm"))]
+            hf_tokens.no_tokeniser([x for x, cut in zip(("source.spm", "target.spm"), cuts) if not cut], unread, say)
         models = [read_spm(p) for p in cuts] if all(cuts) else None
+    models = None if ids_only else models
     source, target = ids
     meta = {"token.eos": target["</s>"], "token.unk": target["<unk>"], "source.tag": 0, "tokenizer.kind": "none"}
     if models:
@@ -729,7 +729,7 @@ def read_licence(folder, licence, say):
     return "Unknown: the converted files state no licence."
 
 
-def read_marian(given, licence="", say=lambda message: None):
+def read_marian(given, licence="", say=lambda message: None, ids_only=False):
     """Return the metadata and tensors of a model."""
     folder = given if os.path.isdir(given) else os.path.dirname(given) or "."
     if re.search(r"\.(ya?ml|json|spm)\Z", given):
@@ -768,7 +768,7 @@ def read_marian(given, licence="", say=lambda message: None):
     for name, item in items.items():
         if name not in b.taken:
             raise FormatError(f"unexpected tensor {name} {list(item.shape)}: not described by the settings")
-    tokens = tokens_meta(m, folder, vocabs, say)
+    tokens = tokens_meta(m, folder, vocabs, say, ids_only)
     with open_regular(path) as stored:
         digest = hashlib.file_digest(stored, "sha256").hexdigest()
     limit = m.positions
