@@ -571,9 +571,10 @@ class Translator:
         and pandas' NA become None.
 
         errors: "raise" a TextError for the first text that cannot be translated, or return "" for such texts ("empty").
-        prefix: the beginning of the translation, or of each; texts with a prefix must be single lines, and nothing in
-        them is protected. glossary: terms for this call, instead of the translator's. format: "html" translates pages
-        and keeps their markup; with errors="empty", text that cannot be translated remains in the source language.
+        prefix: the beginning of the translation, or of each. Its last word may be incomplete unless a space follows.
+        Texts with a prefix must be single lines, and nothing in them is protected. glossary: terms for this call,
+        instead of the translator's. format: "html" translates pages and keeps their markup; with errors="empty", text
+        that cannot be translated remains in the source language.
         progress: called with the number of texts finished since its last call, e.g. tqdm's update. options: those of
         CallOptions, e.g. beam=1."""
         if format == "html" and prefix is None:
@@ -727,7 +728,7 @@ class Translator:
                 **options: "Unpack[CallOptions]") -> "Iterator[Result] | Iterator[Result | None]":
         """Yield a Result for each text, in order, while another thread reads `texts`, or None for None and NaN. At most
         `ahead` texts are in flight, so memory does not grow with their total. prefix: the beginning of each
-        translation. glossary: terms for this call. Closing the iterator stops the work."""
+        translation, as in translate(). glossary: terms for this call. Closing the iterator stops the work."""
         arrived = threading.Event()
         stream = self._stream(arrived.set, ahead, prefix, self._for(target, source, glossary, prefix, options))
         try:
