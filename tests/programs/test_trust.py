@@ -297,6 +297,8 @@ def max_memory_is_checked_first_and_suggests_options():
 
     result = run("translate", *DE, "--max-memory", "1M", data="x")
     assert result.returncode == 3 and "even with --batch 1 --beam 1 the minimum is" in result.complaint, result
+    result = run("translate", *DE, "--max-memory", "1M", "--beam", "8", "--nbest", "2", data="x")
+    assert result.returncode == 3 and "even with --batch 1 --beam 2 the minimum is" in result.complaint, result
     result = run("server", "-m", MODEL, "--port", "0", "--max-memory", "9M")
     assert result.returncode == 3 and "with batch=" in result.complaint, result
 

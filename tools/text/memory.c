@@ -25,6 +25,7 @@ static int shrink(moe_session_params *params, size_t n, int least_beam) {
             if (p->batch_tokens > 1) p->batch_tokens /= 2;
         } else if (p->beam > least_beam) {
             p->beam = p->beam / 2 > least_beam ? p->beam / 2 : least_beam;
+            if (p->nbest > p->beam) p->nbest = p->beam;
         }
     }
     return 1;
@@ -68,7 +69,7 @@ moe_status text_memory_check(const moe_model *model, const moe_session_params *p
     size_t bytes = memory->sessions;
     if (bytes <= room) return MOE_OK;
     memcpy(less, params, n * sizeof *params);
-    while (bytes > room && shrink(less, n, params[0].nbest))
+    while (bytes > room && shrink(less, n, memory->nbest ? memory->nbest : params[0].nbest))
         if ((status = sum(model, less, n, &bytes, error))) return status;
     name_options(params, less, memory->as_arguments, options, sizeof options);
     return text_fail(error, MOE_ERROR_MEMORY, "max-memory",

@@ -13,6 +13,7 @@ typedef struct text_memory {
     size_t limit;     /* 0 if unlimited */
     size_t beside;    /* other bytes that count towards the limit */
     size_t sessions;  /* bytes of the sessions, set by text_memory_check */
+    int nbest;        /* minimum beam to suggest; 0 means nbest of the parameters */
     int as_arguments; /* spelling of options in messages, 1 for --batch 4, 0 for batch=4 */
 } text_memory;
 

@@ -1634,6 +1634,7 @@ static moe_status open_sessions(moetext *t, moe_session_params *params, text_roo
     moe_session_params both[2] = { *params };
     text_memory memory = { .limit = t->settings.max_memory,
                            .beside = t->settings.resident ? t->settings.resident : t->model->copied,
+                           .nbest = (int)t->nbest,
                            .as_arguments = t->settings.before != NULL };
     moe_status status = n == 2 ? describe_second(t, params, &both[1], error) : MOE_OK;
     if (!status && (memory.limit || room)) status = text_memory_check(engine, both, n, &memory, error);

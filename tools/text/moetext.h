@@ -325,7 +325,7 @@ const char *moetext_html_write(moetext_html *html,
 
 typedef enum moetext_task {
     MOETEXT_TRANSLATE = 0, /* `given` is ignored */
-    MOETEXT_PREFIX,        /* the translation begins with `given` */
+    MOETEXT_PREFIX,        /* the translation begins with `given`; it completes the last word unless a space follows */
     MOETEXT_SCORE, /* compute the probability of the translation `given`. The only task for language models: to score
                       the text itself */
     MOETEXT_ANSWER /* continue the prompt `ids`, and keep line breaks in the output */
@@ -445,7 +445,8 @@ typedef struct moetext_result {
     size_t n_source_ids;
     const int32_t *source_ids;            /* [n_source_ids] token ids of the text */
     const size_t *part_ends;              /* [n_parts] end of each part in source_ids */
-    size_t n_hypotheses;                  /* at most option nbest, best first; 0 if nothing was translated */
+    size_t n_hypotheses;                  /* at most option nbest, best first, with different texts; 0 if nothing was
+                                             translated */
     const moetext_hypothesis *hypotheses; /* like all pointers here, valid only during the call */
     const moetext_model *model;           /* model to which the ids belong; NULL if no model translated the text */
     /* With two models, the output of the first, [between_length] and a NUL, and its language. All other members except
