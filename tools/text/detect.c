@@ -14,8 +14,10 @@
 
 enum { ENOUGH = 1000, SHORT = 24 }; /* maximum number of bytes to examine; bytes of a text that is long enough */
 
-/* Bytes that libexttextcat allocates to open a fingerprint and to classify a text, rounded up. It does not check its
- * allocations, so reserve the memory and release it right before the call. */
+/* Bytes that libexttextcat allocates to open a fingerprint and to classify a text, rounded up. It uses the results of
+ * malloc unchecked and accepts no other allocator, so reserve the memory and release it right before the call: if
+ * memory runs out, the reserve fails first. The library still crashes if another thread takes the released memory
+ * meanwhile, or if a single allocation fails while memory is left. */
 enum { OPENING = 16 << 10, CLASSIFYING = 512 << 10 };
 
 static const char *const folders[] = { "/usr/share/libexttextcat/", "/usr/local/share/libexttextcat/",
