@@ -2,10 +2,10 @@
  *
  * Each section uses only the sections above it.
  *
- *    1. Platform               compiler, processor and operating system
+ *    1. Compiler               headers, features of the compiler and the processor
  *    2. Errors                 status codes, messages, checked arithmetic
  *    3. Memory                 allocator hooks, the layout that measures a session before it is allocated
- *    4. System resources       huge pages, limits, available memory, usable processors
+ *    4. Platform               all calls to the operating system: files, mapped memory, processors, limits
  *    5. Graph data             the structs of a graph: nodes, ops, matrices
  *    6. Frames                 the arguments of a run
  *    7. Devices                the device interface
@@ -102,13 +102,17 @@
 #define MOE_SHARED static inline MOE_UNUSED /* devices use only some of these functions */
 #endif
 
-/* ==== 1. Platform =============================================================================================
- * Detection of the compiler, the processor and the operating system. */
+/* ==== 1. Compiler =============================================================================================
+ * Headers and the features of the compiler and the processor. */
 
 #if defined(__GNUC__) || defined(__clang__)
-#define MOE_INLINE static inline __attribute__((always_inline))
+#define MOE_INLINE static inline __attribute__((always_inline, unused))
 #define MOE_UNUSED __attribute__((unused))
+#if defined(_WIN32) && !defined(__clang__)
+#define MOE_PRINTF(fmt, args) __attribute__((format(gnu_printf, fmt, args))) /* see __USE_MINGW_ANSI_STDIO */
+#else
 #define MOE_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#endif
 #else
 #define MOE_INLINE static inline
 #define MOE_UNUSED
@@ -117,9 +121,27 @@
 
 #if MOE_HOST
 
-#if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
+/* The operating system: Windows, WebAssembly (WASI and Emscripten), else POSIX. */
+#if defined(_WIN32)
+#define MOE_WINDOWS 1
+#define __USE_MINGW_ANSI_STDIO 1 /* %zu */
+#define WIN32_LEAN_AND_MEAN
+#define NOMINMAX
+#else
+#define MOE_WINDOWS 0
+#if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L
 #endif
+#if !defined(_FILE_OFFSET_BITS)
+#define _FILE_OFFSET_BITS 64 /* 32-bit systems */
+#endif
+#endif
+#if defined(__wasm__)
+#define MOE_WASM 1
+#else
+#define MOE_WASM 0
+#endif
+#define MOE_SIGNALS (!MOE_WINDOWS && !MOE_WASM)
 #if defined(__linux__) && !defined(_DEFAULT_SOURCE)
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS, madvise */
 #endif
@@ -135,20 +157,29 @@
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
-#include <signal.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#if MOE_WINDOWS
+#include <io.h>
+#include <windows.h>
+#undef far
+#else
+#include <sys/stat.h>
+#include <unistd.h>
+#endif
+#if MOE_SIGNALS
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
+#endif
 #if defined(__linux__)
 #include <sys/syscall.h>
 #endif
-#include <time.h>
-#include <unistd.h>
 
 #if defined(__FAST_MATH__)
 #error "moe.c keeps bit-exact results: build it without -ffast-math"
@@ -167,7 +198,8 @@
 #pragma GCC optimize("-ffp-contract=off")
 #endif
 
-/* With MOE_PORTABLE only the portable kernels are built, which makes compilation five times as fast. */
+/* MOE_PORTABLE builds only the portable kernels, which makes compilation five times as fast. MOE_ONLY_ISA=avx2 (or
+ * another instruction set that moe_isa_names lists) builds these and the kernels of one instruction set. */
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__) && !defined(MOE_PORTABLE)
 #define MOE_X86 1
 #include <cpuid.h>
@@ -191,12 +223,6 @@
 #define MOE_ARM 0
 #endif
 
-#if defined(__APPLE__)
-#define MOE_MTIME(file) ((file).st_mtimespec)
-#else
-#define MOE_MTIME(file) ((file).st_mtim)
-#endif
-
 /* Flag for reads that bypass the page cache, or 0. Without _GNU_SOURCE, glibc defines only the name __O_DIRECT. */
 #if defined(O_DIRECT)
 #define MOE_O_DIRECT O_DIRECT
@@ -217,44 +243,12 @@ MOE_INLINE void moe_pause(void) {
 #endif
 }
 
-static uint64_t moe_nanoseconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-/* Return the size of the first-level data cache in bytes; 0 if unknown. */
-static size_t moe_l1_bytes(void) {
-#if defined(_SC_LEVEL1_DCACHE_SIZE)
-    const long bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
-    return bytes > 0 ? (size_t)bytes : 0;
-#else
-    return 0;
-#endif
-}
-
 #endif /* MOE_HOST */
 
 MOE_SHARED size_t moe_min(size_t a, size_t b) { return a < b ? a : b; }
 MOE_SHARED size_t moe_max(size_t a, size_t b) { return a > b ? a : b; }
 MOE_SHARED size_t moe_round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 MOE_SHARED size_t moe_divide_up(size_t n, size_t by) { return (n + by - 1) / by; }
-
-#if MOE_HOST
-
-/* Read up to `bytes` bytes at offset `from`; *got is smaller only at the end of the file. Returns 0 or errno. */
-static int moe_read_at(int fd, char *data, size_t bytes, uint64_t from, size_t *got) {
-    for (*got = 0; *got < bytes;) {
-        const ssize_t n = pread(fd, data + *got, moe_min(bytes - *got, (size_t)1 << 30), (off_t)(from + *got));
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return errno;
-        if (!n) break;
-        *got += (size_t)n;
-    }
-    return 0;
-}
-
-#endif /* MOE_HOST */
 
 /* ==== 2. Errors ===============================================================================================
  * Error reporting. Invariants: a function that does not return MOE_OK has filled in the error, with a message that
@@ -363,8 +357,180 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
     return piece;
 }
 
-/* ==== 4. System resources =====================================================================================
- * Memory and processors: huge pages, limits, availability. */
+/* ==== 4. Platform =============================================================================================
+ * All calls to the operating system except those of C and of POSIX threads. There are variants for POSIX, Windows and
+ * WebAssembly (WASI and Emscripten). Paths are UTF-8. Invariant: later sections contain no code for a single system. */
+
+static uint64_t moe_nanoseconds(void) {
+    struct timespec now = { 0, 0 };
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Return a - b, or 0 if b is larger. */
+static uint64_t moe_less(uint64_t a, uint64_t b) { return a - (a < b ? a : b); }
+
+/* ---- Files for reading ---- */
+
+/* The properties of an open file that change if another process writes to the file. */
+typedef struct moe_file_status {
+    uint64_t bytes;
+    int64_t modified[2]; /* time of the last change: seconds and nanoseconds */
+} moe_file_status;
+
+static int moe_same_status(const moe_file_status *a, const moe_file_status *b) {
+    return a->bytes == b->bytes && a->modified[0] == b->modified[0] && a->modified[1] == b->modified[1];
+}
+
+#if MOE_WINDOWS
+
+/* Set errno to the nearest equivalent of the thread's last error. Returns -1. */
+static int moe_windows_error(void) {
+    switch (GetLastError()) {
+    case ERROR_FILE_NOT_FOUND:
+    case ERROR_PATH_NOT_FOUND:
+    case ERROR_INVALID_NAME: errno = ENOENT; break;
+    case ERROR_ACCESS_DENIED:
+    case ERROR_SHARING_VIOLATION:
+    case ERROR_LOCK_VIOLATION:
+    case ERROR_USER_MAPPED_FILE: errno = EACCES; break;
+    case ERROR_FILE_EXISTS:
+    case ERROR_ALREADY_EXISTS: errno = EEXIST; break;
+    case ERROR_DISK_FULL:
+    case ERROR_HANDLE_DISK_FULL: errno = ENOSPC; break;
+    case ERROR_NOT_ENOUGH_MEMORY:
+    case ERROR_OUTOFMEMORY:
+    case ERROR_COMMITMENT_LIMIT: errno = ENOMEM; break;
+    default: errno = EIO;
+    }
+    return -1;
+}
+
+enum { MOE_WIDE_PATH = 4096 };
+typedef wchar_t moe_wide_path[MOE_WIDE_PATH];
+
+/* Convert a path to UTF-16. Returns 0 and sets errno if it is not UTF-8 or is too long. */
+static int moe_widen(const char *path, moe_wide_path wide) {
+    const int n = MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, wide, MOE_WIDE_PATH);
+    if (!n) errno = GetLastError() == ERROR_INSUFFICIENT_BUFFER ? ENAMETOOLONG : EILSEQ;
+    return n > 0;
+}
+
+static HANDLE moe_handle(int fd) { return (HANDLE)_get_osfhandle(fd); }
+
+/* Return a descriptor for a handle, which it takes over; -1 on failure. */
+static int moe_descriptor_of(HANDLE handle, int flags) {
+    const int fd = handle == INVALID_HANDLE_VALUE ? moe_windows_error() : _open_osfhandle((intptr_t)handle, flags);
+    if (fd < 0 && handle != INVALID_HANDLE_VALUE) CloseHandle(handle);
+    return fd;
+}
+
+/* Open a file for reading. Returns its descriptor; -1 and errno on failure. */
+static int moe_open_path(const char *path) {
+    moe_wide_path wide;
+    if (!moe_widen(path, wide)) return -1;
+    return moe_descriptor_of(CreateFileW(wide, GENERIC_READ, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE,
+                                         NULL, OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS, NULL), /* also folders */
+                             _O_RDONLY | _O_BINARY | _O_NOINHERIT);
+}
+
+static int moe_share_descriptor(int fd) { return _dup(fd); }
+static void moe_close_descriptor(int fd) { _close(fd); }
+
+/* Get the status of a file. Returns 0 if it is not a regular file. */
+static int moe_file_state(int fd, moe_file_status *out) {
+    BY_HANDLE_FILE_INFORMATION info;
+    if (GetFileType(moe_handle(fd)) != FILE_TYPE_DISK || !GetFileInformationByHandle(moe_handle(fd), &info) ||
+        info.dwFileAttributes & FILE_ATTRIBUTE_DIRECTORY)
+        return 0;
+    *out = (moe_file_status){ (uint64_t)info.nFileSizeHigh << 32 | info.nFileSizeLow,
+                              { info.ftLastWriteTime.dwHighDateTime, info.ftLastWriteTime.dwLowDateTime } };
+    return 1;
+}
+
+/* Read at most 1 GB at an offset. Returns the number of bytes, 0 at the end of the file; -1 and errno on failure. */
+static int64_t moe_read_some(int fd, char *data, size_t bytes, uint64_t from) {
+    OVERLAPPED at = { .Offset = (DWORD)from, .OffsetHigh = (DWORD)(from >> 32) };
+    DWORD got = 0;
+    if (ReadFile(moe_handle(fd), data, (DWORD)moe_min(bytes, (size_t)1 << 30), &got, &at)) return got;
+    return GetLastError() == ERROR_HANDLE_EOF ? 0 : moe_windows_error();
+}
+
+/* Let reads bypass the page cache or not. Returns 1 on success. */
+static int moe_bypass_cache(int fd, int on) { return (void)fd, (void)on, 0; }
+static void moe_forget_pages(int fd, uint64_t from, size_t bytes) { (void)fd, (void)from, (void)bytes; }
+
+#else
+
+/* Open a file for reading. Returns its descriptor; -1 and errno on failure. */
+static int moe_open_path(const char *path) {
+    return open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: do not wait for a FIFO's writer */
+}
+
+static int moe_share_descriptor(int fd) {
+#if defined(F_DUPFD_CLOEXEC)
+    return fcntl(fd, F_DUPFD_CLOEXEC, 0);
+#else
+    errno = ENOTSUP;
+    return (void)fd, -1;
+#endif
+}
+static void moe_close_descriptor(int fd) { close(fd); }
+
+/* Get the status of a file. Returns 0 if it is not a regular file. */
+static int moe_file_state(int fd, moe_file_status *out) {
+    struct stat s;
+    if (fstat(fd, &s) != 0 || !S_ISREG(s.st_mode) || s.st_size < 0) return 0;
+#if defined(__APPLE__)
+    const struct timespec time = s.st_mtimespec;
+#else
+    const struct timespec time = s.st_mtim;
+#endif
+    *out = (moe_file_status){ (uint64_t)s.st_size, { time.tv_sec, time.tv_nsec } };
+    return 1;
+}
+
+/* Read at most 1 GB at an offset. Returns the number of bytes, 0 at the end of the file; -1 and errno on failure. */
+static int64_t moe_read_some(int fd, char *data, size_t bytes, uint64_t from) {
+    return pread(fd, data, moe_min(bytes, (size_t)1 << 30), (off_t)from);
+}
+
+/* Let reads bypass the page cache or not. Returns 1 on success. */
+static int moe_bypass_cache(int fd, int on) {
+#if defined(F_NOCACHE)
+    return fcntl(fd, F_NOCACHE, on) != -1;
+#elif MOE_O_DIRECT
+    const int flags = fcntl(fd, F_GETFL);
+    return flags >= 0 && fcntl(fd, F_SETFL, on ? flags | MOE_O_DIRECT : flags & ~MOE_O_DIRECT) >= 0;
+#else
+    return (void)fd, (void)on, 0;
+#endif
+}
+
+/* Tell the system that these pages of a file will not be read again. */
+static void moe_forget_pages(int fd, uint64_t from, size_t bytes) {
+#if defined(POSIX_FADV_DONTNEED)
+    posix_fadvise(fd, (off_t)from, (off_t)bytes, POSIX_FADV_DONTNEED); /* best effort */
+#else
+    (void)fd, (void)from, (void)bytes;
+#endif
+}
+
+#endif
+
+/* Read up to `bytes` bytes at offset `from`; *got is smaller only at the end of the file. Returns 0 or errno. */
+static int moe_read_at(int fd, char *data, size_t bytes, uint64_t from, size_t *got) {
+    for (*got = 0; *got < bytes;) {
+        const int64_t n = moe_read_some(fd, data + *got, bytes - *got, from + *got);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return errno;
+        if (!n) break;
+        *got += (size_t)n;
+    }
+    return 0;
+}
+
+/* ---- Mapped memory ---- */
 
 /* Request huge pages for memory not yet touched. They make direct I/O 1.5 times as fast, since it pins fewer pages. */
 static void moe_advise_huge_pages(char *memory, size_t bytes) {
@@ -377,11 +543,129 @@ static void moe_advise_huge_pages(char *memory, size_t bytes) {
 #endif
 }
 
-/* Map `bytes` of anonymous memory. Returns MAP_FAILED on failure. */
+#if MOE_WINDOWS
+
+/* Return the alignment of the offsets of moe_map_file. */
+static size_t moe_map_alignment(void) {
+    SYSTEM_INFO info;
+    GetSystemInfo(&info);
+    return info.dwAllocationGranularity;
+}
+
+/* Map `bytes` of zeroed memory. Returns NULL and sets errno on failure. */
+static void *moe_map_memory(size_t bytes) {
+    void *data = VirtualAlloc(NULL, bytes, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
+    if (!data) moe_windows_error();
+    return data;
+}
+
+/* Map `bytes` bytes of a file at an aligned offset for reading. Returns NULL and sets errno on failure. */
+static void *moe_map_file(int fd, uint64_t from, size_t bytes) {
+    HANDLE mapping = CreateFileMappingW(moe_handle(fd), NULL, PAGE_READONLY, 0, 0, NULL);
+    void *data = mapping ? MapViewOfFile(mapping, FILE_MAP_READ, (DWORD)(from >> 32), (DWORD)from, bytes) : NULL;
+    if (!data) moe_windows_error();
+    if (mapping) CloseHandle(mapping);
+    return data;
+}
+
+/* Make mapped memory read-only, so that a wrong pointer cannot change a model. */
+static void moe_protect(void *data, size_t bytes) {
+    DWORD old;
+    VirtualProtect(data, bytes, PAGE_READONLY, &old);
+}
+
+static void moe_unmap(void *data, size_t bytes) {
+    MEMORY_BASIC_INFORMATION info;
+    (void)bytes;
+    if (VirtualQuery(data, &info, sizeof info) && info.Type == MEM_MAPPED) UnmapViewOfFile(data);
+    else VirtualFree(data, 0, MEM_RELEASE);
+}
+
+#elif MOE_WASM /* the systems cannot map files */
+
+static size_t moe_map_alignment(void) { return 1; }
+
+static void *moe_map_memory(size_t bytes) { return aligned_alloc(64, moe_round_up(bytes, 64)); }
+
+static void *moe_map_file(int fd, uint64_t from, size_t bytes) {
+    char *data = moe_map_memory(bytes);
+    size_t got = 0;
+    const int code = data ? moe_read_at(fd, data, bytes, from, &got) : ENOMEM;
+    if (!code && got == bytes) return data;
+    free(data);
+    errno = code ? code : EIO;
+    return NULL;
+}
+
+static void moe_protect(void *data, size_t bytes) { (void)data, (void)bytes; }
+static void moe_unmap(void *data, size_t bytes) { (void)bytes, free(data); }
+
+#else
+
+/* Return the alignment of the offsets of moe_map_file. */
+static size_t moe_map_alignment(void) { return (size_t)sysconf(_SC_PAGESIZE); }
+
+/* Map `bytes` of zeroed memory. Returns NULL and sets errno on failure. */
 static void *moe_map_memory(size_t bytes) {
     void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data != MAP_FAILED) moe_advise_huge_pages(data, bytes);
+    if (data == MAP_FAILED) return NULL;
+    moe_advise_huge_pages(data, bytes);
     return data;
+}
+
+/* Map `bytes` bytes of a file at an aligned offset for reading. Returns NULL and sets errno on failure. */
+static void *moe_map_file(int fd, uint64_t from, size_t bytes) {
+    void *data = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, (off_t)from);
+    return data == MAP_FAILED ? NULL : data;
+}
+
+/* Make mapped memory read-only, so that a wrong pointer cannot change a model. */
+static void moe_protect(void *data, size_t bytes) { mprotect(data, bytes, PROT_READ); }
+static void moe_unmap(void *data, size_t bytes) { munmap(data, bytes); }
+
+#endif
+
+/* ---- Processors and limits ---- */
+
+#if MOE_WINDOWS || MOE_WASM
+
+/* Return the size of the first-level data cache in bytes; 0 if unknown. */
+static size_t moe_l1_bytes(void) { return 0; }
+
+/* Return the number of processors that this process may use. */
+static int moe_processors(void) {
+#if MOE_WINDOWS
+    DWORD_PTR allowed = 0, all = 0;
+    int n = 0;
+    GetProcessAffinityMask(GetCurrentProcess(), &allowed, &all);
+    for (; allowed && allowed != all; allowed &= allowed - 1) n++;
+    if (!n) n = (int)GetActiveProcessorCount(ALL_PROCESSOR_GROUPS);
+    return n < 1 ? 1 : n > MOE_MAX_THREADS ? MOE_MAX_THREADS : n;
+#else
+    return 1;
+#endif
+}
+
+/* Return the number of bytes that the system can provide without swapping. `held` bytes of a model are in memory. */
+static uint64_t moe_available_memory(uint64_t held) {
+    (void)held;
+#if MOE_WINDOWS
+    MEMORYSTATUSEX memory = { .dwLength = sizeof memory };
+    if (GlobalMemoryStatusEx(&memory)) return memory.ullAvailPhys;
+#endif
+    return 0;
+}
+
+#else
+
+/* Return the size of the first-level data cache in bytes; 0 if unknown. */
+static size_t moe_l1_bytes(void) {
+#if defined(_SC_LEVEL1_DCACHE_SIZE)
+    const long bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+    return bytes > 0 ? (size_t)bytes : 0;
+#else
+    return 0;
+#endif
 }
 
 #ifndef MOE_SYSTEM
@@ -390,10 +674,10 @@ static void *moe_map_memory(size_t bytes) {
 
 /* Read a system file, such as one in /proc, to text[size]. Returns text, which is "" if the file cannot be read. */
 static const char *moe_system_text(const char *path, char *text, size_t size) {
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const int fd = moe_open_path(path);
     size_t got = 0;
     if (fd >= 0 && moe_read_at(fd, text, size - 1, 0, &got)) got = 0;
-    if (fd >= 0) close(fd);
+    if (fd >= 0) moe_close_descriptor(fd);
     text[got] = 0;
     return text;
 }
@@ -468,23 +752,258 @@ static int moe_processors(void) {
     return n < 1 ? 1 : n > MOE_MAX_THREADS ? MOE_MAX_THREADS : (int)n;
 }
 
-/* Return the number of bytes available for experts, given an open model that holds `held` bytes and a session that
- * needs `rest` bytes: the memory that the system can provide without swapping, less 1 GB. */
-static size_t moe_spare_memory(uint64_t held, size_t rest) {
+/* Return the number of bytes that the system can provide without swapping, within the limits of this process, of which
+ * `held` bytes hold an open model. */
+static uint64_t moe_available_memory(uint64_t held) {
     char text[4096];
     const char *line = strstr(moe_system_text("/proc/meminfo", text, sizeof text), "MemAvailable:");
-    const uint64_t beside = rest + ((uint64_t)1 << 30), group = moe_group_limit(&moe_group_memory);
+    const uint64_t group = moe_group_limit(&moe_group_memory);
     struct rlimit limit = { RLIM_INFINITY, RLIM_INFINITY };
     uint64_t all = line ? strtoull(line + 13, NULL, 10) << 10 : 0;
 #if defined(_SC_PHYS_PAGES)
     if (!line) all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) - held;
 #endif
     getrlimit(RLIMIT_AS, &limit);
-    if (group < UINT64_MAX && group - moe_min(group, held) < all) all = group - moe_min(group, held);
-    if (limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur - moe_min(limit.rlim_cur, held) < all)
-        all = limit.rlim_cur - moe_min(limit.rlim_cur, held);
-    return (size_t)(all - moe_min(all, beside));
+    if (group < UINT64_MAX && moe_less(group, held) < all) all = moe_less(group, held);
+    if (limit.rlim_cur != RLIM_INFINITY && moe_less(limit.rlim_cur, held) < all) all = moe_less(limit.rlim_cur, held);
+    return all;
 }
+
+#endif
+
+/* Return the number of bytes available for experts, given an open model that holds `held` bytes and a session that
+ * needs `rest` bytes: the memory that the system can provide without swapping, less 1 GB. */
+static size_t moe_spare_memory(uint64_t held, size_t rest) {
+    const uint64_t spare = moe_less(moe_available_memory(held), rest + ((uint64_t)1 << 30));
+    return spare < SIZE_MAX ? (size_t)spare : SIZE_MAX;
+}
+
+#if !defined(MOE_NO_WRITER)
+
+/* ---- Files for writing ----
+ * A file is written under a temporary name in the target's folder and renamed when it is complete. */
+
+enum { MOE_PATH_BYTES = 4096 };
+
+typedef struct moe_output {
+    const char *path; /* as given by the caller */
+    int fd;           /* -1 if not open */
+    uint64_t at;      /* offset of the next write */
+#if MOE_SIGNALS
+    sigset_t held; /* signals blocked until the file is complete */
+#endif
+    char target[MOE_PATH_BYTES], temporary[MOE_PATH_BYTES]; /* `path` with links resolved; "" if not created */
+} moe_output;
+
+/* Set o->temporary to a new name in the folder of o->target. Returns 0 and sets errno if it is too long. */
+static int moe_name_temporary(moe_output *o, long process) {
+    const char *slash = strrchr(o->target, '/');
+#if MOE_WINDOWS
+    for (const char *c = o->target; *c; c++)
+        if (*c == '\\' || *c == ':') slash = slash > c ? slash : c;
+#endif
+    const int folder = slash ? (int)(slash + 1 - o->target) : 0;
+    errno = ENAMETOOLONG;
+    return snprintf(o->temporary, sizeof o->temporary, "%.*s.moe-%ld-%09ld", folder, o->target, process,
+                    (long)(moe_nanoseconds() % 1000000000u)) < (int)sizeof o->temporary;
+}
+
+#if MOE_SIGNALS
+
+static const int moe_ending_signals[] = { SIGHUP, SIGINT, SIGTERM };
+
+/* Block signals in this thread that would end the process and leave a temporary file. Signals that the program handles,
+ * ignores or blocks are unchanged. */
+static void moe_hold_signals(moe_output *o) {
+    struct sigaction action;
+    sigset_t blocked;
+    sigemptyset(&o->held);
+    if (pthread_sigmask(SIG_SETMASK, NULL, &blocked) != 0) return;
+    for (size_t i = 0; i < MOE_COUNT(moe_ending_signals); i++)
+        if (!sigismember(&blocked, moe_ending_signals[i]) && sigaction(moe_ending_signals[i], NULL, &action) == 0 &&
+            action.sa_handler == SIG_DFL)
+            sigaddset(&o->held, moe_ending_signals[i]);
+    pthread_sigmask(SIG_BLOCK, &o->held, NULL);
+}
+
+static void moe_release_signals(const moe_output *o) { pthread_sigmask(SIG_UNBLOCK, &o->held, NULL); }
+
+static int moe_signal_waits(const moe_output *o) {
+    sigset_t waiting;
+    sigemptyset(&waiting);
+    sigpending(&waiting);
+    for (size_t i = 0; i < MOE_COUNT(moe_ending_signals); i++)
+        if (sigismember(&o->held, moe_ending_signals[i]) && sigismember(&waiting, moe_ending_signals[i])) return 1;
+    return 0;
+}
+
+#else /* Windows deletes the temporary file of a process that ends */
+
+static void moe_hold_signals(const moe_output *o) { (void)o; }
+static void moe_release_signals(const moe_output *o) { (void)o; }
+static int moe_signal_waits(const moe_output *o) { return (void)o, 0; }
+
+#endif
+
+#if MOE_WINDOWS
+
+/* Find the target of a path, and check that a file of `bytes` bytes may replace it. Returns 0, errno, or -1 if the
+ * target is not a regular file. */
+static int moe_find_target(moe_output *o, uint64_t bytes) {
+    moe_wide_path wide;
+    (void)bytes;
+    if (!*o->path) return ENOENT;
+    if (snprintf(o->target, sizeof o->target, "%s", o->path) >= (int)sizeof o->target) return ENAMETOOLONG;
+    if (!moe_widen(o->path, wide)) return errno;
+    const DWORD old = GetFileAttributesW(wide);
+    if (old == INVALID_FILE_ATTRIBUTES) return 0;
+    return old & (FILE_ATTRIBUTE_DIRECTORY | FILE_ATTRIBUTE_DEVICE) ? -1 : old & FILE_ATTRIBUTE_READONLY ? EACCES : 0;
+}
+
+/* Delete the temporary file when its last handle is closed, or keep it. */
+static int moe_delete_at_end(const moe_output *o, int wanted) {
+    FILE_DISPOSITION_INFO info = { .DeleteFile = (BOOLEAN)wanted };
+    return SetFileInformationByHandle(moe_handle(o->fd), FileDispositionInfo, &info, sizeof info) != 0;
+}
+
+/* Create the temporary file. Returns 0 or errno. */
+static int moe_create_temporary(moe_output *o) {
+    moe_wide_path wide;
+    errno = EEXIST;
+    for (int tries = 0; tries < 1000 && o->fd < 0 && errno == EEXIST; tries++)
+        if (moe_name_temporary(o, (long)GetCurrentProcessId()) && moe_widen(o->temporary, wide))
+            o->fd = moe_descriptor_of(CreateFileW(wide, GENERIC_WRITE | DELETE, FILE_SHARE_READ | FILE_SHARE_DELETE,
+                                                  NULL, CREATE_NEW, FILE_ATTRIBUTE_NORMAL, NULL),
+                                      _O_WRONLY | _O_BINARY | _O_NOINHERIT);
+    if (o->fd < 0) return errno;
+    moe_delete_at_end(o, 1);
+    return 0;
+}
+
+/* Write some bytes at o->at. Returns their number; -1 and errno on failure. */
+static int64_t moe_write_some(const moe_output *o, const void *data, size_t bytes) {
+    OVERLAPPED at = { .Offset = (DWORD)o->at, .OffsetHigh = (DWORD)(o->at >> 32) };
+    DWORD got = 0;
+    return WriteFile(moe_handle(o->fd), data, (DWORD)bytes, &got, &at) ? (int64_t)got : moe_windows_error();
+}
+
+/* Give the temporary file its final name. Returns 0 or errno. */
+static int moe_keep_temporary(moe_output *o) {
+    moe_wide_path from, to;
+    int code = FlushFileBuffers(moe_handle(o->fd)) && moe_delete_at_end(o, 0) ? 0 : moe_windows_error();
+    _close(o->fd);
+    if (code || !moe_widen(o->temporary, from) || !moe_widen(o->target, to)) return errno;
+    if (MoveFileExW(from, to, MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH)) return 0;
+    code = (moe_windows_error(), errno);
+    DeleteFileW(from);
+    return code;
+}
+
+static void moe_drop_temporary(moe_output *o) {
+    if (o->fd >= 0) _close(o->fd);
+}
+
+#else
+
+/* Set o->target to o->path or, if its last component is a symbolic link, to the target of the link, which need not
+ * exist. The system follows links in the other components. Returns 0 and sets errno on failure. */
+static int moe_follow_links(moe_output *o) {
+    char link[MOE_PATH_BYTES];
+    ssize_t length;
+    snprintf(o->target, sizeof o->target, "%s", o->path);
+    for (int links = 0; (length = readlink(o->target, link, sizeof link)) >= 0; links++) {
+        const char *slash = length && link[0] == '/' ? NULL : strrchr(o->target, '/');
+        const size_t folder = slash ? (size_t)(slash + 1 - o->target) : 0;
+        errno = links < 40 ? ENAMETOOLONG : ELOOP;
+        if (links == 40 || folder + (size_t)length >= sizeof o->target) return 0;
+        memcpy(o->target + folder, link, (size_t)length);
+        o->target[folder + (size_t)length] = 0;
+    }
+    return errno == EINVAL || errno == ENOENT; /* not a link, or does not exist */
+}
+
+/* Find the target of a path, and check that a file of `bytes` bytes may replace it. Returns 0, errno, or -1 if the
+ * target is not a regular file. */
+static int moe_find_target(moe_output *o, uint64_t bytes) {
+    struct stat old;
+    const int exists = stat(o->path, &old) == 0;
+    if (!exists && (errno != ENOENT || !o->path[0])) return errno;
+    if (exists && !S_ISREG(old.st_mode)) return -1;
+#if MOE_WASM
+    return (void)bytes, moe_follow_links(o) ? 0 : errno;
+#else
+    /* Exceeding the file size limit would raise SIGXFSZ, which ends the process. */
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur) return EFBIG;
+    if (!moe_follow_links(o) || (exists && faccessat(AT_FDCWD, o->target, W_OK, AT_EACCESS) != 0)) return errno;
+    return 0;
+#endif
+}
+
+/* Create the temporary file, with the permissions of an existing target. Returns 0 or errno. */
+static int moe_create_temporary(moe_output *o) {
+    struct stat old;
+    const int exists = stat(o->target, &old) == 0;
+    long process = 1;
+#if !MOE_WASM
+    process = (long)getpid();
+#endif
+    errno = EEXIST;
+    for (int tries = 0; tries < 1000 && o->fd < 0 && errno == EEXIST; tries++)
+        if (moe_name_temporary(o, process))
+            o->fd = open(o->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, exists ? 0600 : 0666);
+    if (o->fd < 0) return errno;
+#if !MOE_WASM
+    /* If the owner cannot be changed, drop the set-user-ID and set-group-ID bits. */
+    if (exists && fchmod(o->fd, old.st_mode & (fchown(o->fd, old.st_uid, old.st_gid) == 0 ? 07777 : 0777)) != 0)
+        return errno;
+#endif
+    return 0;
+}
+
+/* Write some bytes at o->at. Returns their number; -1 and errno on failure. */
+static int64_t moe_write_some(const moe_output *o, const void *data, size_t bytes) {
+    return pwrite(o->fd, data, bytes, (off_t)o->at);
+}
+
+/* Sync a file. Retry if a signal interrupts fsync; ignore errors of file systems without fsync. */
+static int moe_sync(int fd) {
+    int result;
+    do result = fsync(fd);
+    while (result != 0 && errno == EINTR);
+    return result == 0 || errno == EINVAL || errno == ENOTSUP;
+}
+
+/* Sync the folder of a file to make its new name durable. Failures are ignored, because the file is complete. */
+static void moe_sync_folder(char *path) {
+    char *slash = strrchr(path, '/');
+    if (slash) slash[slash == path] = 0; /* keep "/" */
+    int fd = open(slash ? path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return;
+    moe_sync(fd);
+    close(fd);
+}
+
+/* Give the temporary file its final name. Returns 0 or errno. */
+static int moe_keep_temporary(moe_output *o) {
+    int code = moe_sync(o->fd) ? 0 : errno;
+    if (close(o->fd) != 0 && errno != EINTR && !code) code = errno;
+    o->fd = -1;
+    if (!code && rename(o->temporary, o->target) != 0) code = errno;
+    if (code) unlink(o->temporary);
+    else moe_sync_folder(o->temporary);
+    return code;
+}
+
+static void moe_drop_temporary(moe_output *o) {
+    if (o->fd < 0) return;
+    close(o->fd);
+    unlink(o->temporary);
+}
+
+#endif
+
+#endif /* MOE_NO_WRITER */
 
 #endif /* MOE_HOST */
 
@@ -1651,7 +2170,7 @@ static float moe_quantise_row_q8b(const float *x, size_t cols, size_t cols_padde
 }
 
 /* Return 1 if all numbers of a row are in the type's range. Quantised types accept all finite numbers. */
-static int moe_row_fits(moe_type type, size_t cols, const float *x) {
+MOE_UNUSED static int moe_row_fits(moe_type type, size_t cols, const float *x) {
     const float largest = moe_formats[type].largest;
     for (size_t c = 0; c < cols; c++)
         if (!(x[c] >= -largest && x[c] <= largest)) return 0;
@@ -1682,8 +2201,8 @@ static void moe_pack_codes(moe_type type, size_t rows, size_t cols, size_t row, 
     memcpy(scales + row * 4, &scale, 4);
     memcpy(scales + (moe_round_up(rows, MOE_Q8_ROWS) + row) * 4, &sum, 4);
 }
-static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, const float *x, void *blob,
-                         int8_t *scratch) {
+MOE_UNUSED static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, const float *x, void *blob,
+                                    int8_t *scratch) {
     moe_pack_codes(type, rows, cols, row, x, blob, scratch, NULL);
 }
 
@@ -3017,7 +3536,7 @@ static int moe_avx2_available(void) {
 }
 
 MOE_LINEAR_OF(avx2, avx2, Q4M, moe_quantised_avx2(l, row0, row1, block0, block1, 0))
-static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_OF(avx2, moe_linear_avx2, avx2) };
+MOE_UNUSED static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_OF(avx2, moe_linear_avx2, avx2) };
 
 /* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
  * vpdpbusd is used as in "Kernels: AVX-512": weights plus 128 are the unsigned operand, codes the signed one.
@@ -3064,7 +3583,7 @@ MOE_AVXVNNI_INLINE __m256i moe_times_sub_avxvnni(__m256i sum, __m256i part, int3
 #include "moe.c"
 
 MOE_LINEAR_OF(avxvnni, avx2, Q4M, moe_quantised_avxvnni(l, row0, row1, block0, block1, 0))
-static const moe_kernels moe_kernels_avxvnni = { MOE_KERNELS_OF(avxvnni, moe_linear_avxvnni, avx2) };
+MOE_UNUSED static const moe_kernels moe_kernels_avxvnni = { MOE_KERNELS_OF(avxvnni, moe_linear_avxvnni, avx2) };
 #endif /* MOE_X86 */
 
 /* ==== 13. Kernels: AVX-512 ====================================================================================
@@ -3292,9 +3811,10 @@ static int moe_avx512vnni_available(void) {
            __builtin_cpu_supports("avx512vnni");
 }
 
-static const moe_kernels moe_kernels_small_avx512 = { MOE_KERNELS_OF(avx512vnni, moe_linear_small_avx512, avx512) };
-static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_OF(avx512vnni, moe_linear_avx512, avx512),
-                                                    .small = &moe_kernels_small_avx512 };
+MOE_UNUSED static const moe_kernels moe_kernels_small_avx512 = { MOE_KERNELS_OF(avx512vnni, moe_linear_small_avx512,
+                                                                                avx512) };
+MOE_UNUSED static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_OF(avx512vnni, moe_linear_avx512, avx512),
+                                                               .small = &moe_kernels_small_avx512 };
 #endif /* MOE_X86 */
 
 /* ==== 14. Kernels: AMX ========================================================================================
@@ -3558,7 +4078,7 @@ static void moe_linear_amx(const moe_linear *l, size_t row0, size_t row1, size_t
     else MOE_NAME(moe_linear_, MOE_AMX_REST)(l, row0, row1, block0, block1);
 }
 
-static const moe_kernels moe_kernels_amx = { MOE_KERNELS_OF(amx, moe_linear_amx, MOE_AMX_REST) };
+MOE_UNUSED static const moe_kernels moe_kernels_amx = { MOE_KERNELS_OF(amx, moe_linear_amx, MOE_AMX_REST) };
 #else
 #define MOE_AMX 0
 #endif
@@ -3990,15 +4510,18 @@ static int moe_sysctl_flag(const char *name) {
 static int moe_dotprod_available(void) { return MOE_HAS(AT_HWCAP, HWCAP_ASIMDDP, "FEAT_DotProd"); }
 static int moe_i8mm_available(void) { return moe_dotprod_available() && MOE_HAS(AT_HWCAP2, HWCAP2_I8MM, "FEAT_I8MM"); }
 
-static const moe_kernels moe_kernels_neon = { MOE_KERNELS_OF(neon, moe_linear_neon, neon) };
-static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_OF(dotprod, moe_linear_dotprod, neon) };
-static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_OF(i8mm, moe_linear_i8mm, neon) };
+MOE_UNUSED static const moe_kernels moe_kernels_neon = { MOE_KERNELS_OF(neon, moe_linear_neon, neon) };
+MOE_UNUSED static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_OF(dotprod, moe_linear_dotprod, neon) };
+MOE_UNUSED static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_OF(i8mm, moe_linear_i8mm, neon) };
 #endif /* MOE_ARM */
 
 /* ==== 16. Dispatch ============================================================================================
  * The choice of an instruction set. Invariant: the choice is made once per session and affects only speed. */
 
-#if MOE_AMX
+#if defined(MOE_ONLY_ISA)
+#define MOE_ISAS_OF(X, isa) X(portable) X(isa)
+#define MOE_ISAS(X) MOE_ISAS_OF(X, MOE_ONLY_ISA)
+#elif MOE_AMX
 #define MOE_ISAS(X) X(portable) X(avx2) X(avxvnni) X(avx512vnni) X(amx) /* worst first */
 #elif MOE_X86
 #define MOE_ISAS(X) X(portable) X(avx2) X(avxvnni) X(avx512vnni)
@@ -4203,11 +4726,11 @@ typedef struct moe_meta {
 
 /* The source of an open model. */
 typedef struct moe_origin {
-    const char *name;   /* name for messages, or NULL */
-    int fd, shared;     /* descriptor of a mapped or streamed file, else -1; 1 if the caller shares it */
-    uint64_t base;      /* offset of the model in the file */
-    struct stat opened; /* status of the file when the model was opened */
-    void *mapping;      /* [mapped] memory to unmap, or NULL */
+    const char *name;       /* name for messages, or NULL */
+    int fd, shared;         /* descriptor of a mapped or streamed file, else -1; 1 if the caller has a copy of it */
+    uint64_t base;          /* offset of the model in the file */
+    moe_file_status opened; /* status of the file when the model was opened */
+    void *mapping;          /* [mapped] memory to unmap, or NULL */
     size_t mapped;
 } moe_origin;
 
@@ -4626,11 +5149,8 @@ static moe_status moe_named(const char *name, moe_status status, moe_error *erro
 
 /* Fail if another process has changed a mapped file: pages may be missing. Call before and after every use of them. */
 static moe_status moe_check_unchanged(const moe_file *f, moe_error *error) {
-    const struct stat *then = &f->origin.opened;
-    struct stat now;
-    if (f->origin.fd < 0 ||
-        (fstat(f->origin.fd, &now) == 0 && now.st_size == then->st_size &&
-         MOE_MTIME(now).tv_sec == MOE_MTIME(*then).tv_sec && MOE_MTIME(now).tv_nsec == MOE_MTIME(*then).tv_nsec))
+    moe_file_status now;
+    if (f->origin.fd < 0 || (moe_file_state(f->origin.fd, &now) && moe_same_status(&now, &f->origin.opened)))
         return MOE_OK;
     moe_fail(error, MOE_ERROR_IO, "model",
              "the model file was modified or truncated while in use: reopen it, and replace models by renaming");
@@ -4732,10 +5252,7 @@ static moe_status moe_report_damage(const moe_file *f, moe_damage *damage, moe_e
 /* Read a slab of a streamed file into memory aligned to MOE_SLAB_ALIGN. Returns 0 or errno. */
 static int moe_read_slab(const moe_file *f, char *slab, size_t bytes, uint64_t from, size_t *got) {
     const int code = moe_read_at(f->fd, slab, bytes, f->origin.base + from, got);
-#if defined(POSIX_FADV_DONTNEED)
-    if (!f->direct)
-        posix_fadvise(f->fd, (off_t)(f->origin.base + from), (off_t)bytes, POSIX_FADV_DONTNEED); /* best effort */
-#endif
+    if (!f->direct) moe_forget_pages(f->fd, f->origin.base + from, bytes);
     return code;
 }
 
@@ -4763,17 +5280,11 @@ static void moe_read_directly(moe_file *f, uint64_t from) {
     char room[3 * MOE_SLAB_ALIGN], *direct = room + (MOE_SLAB_ALIGN - (uintptr_t)room % MOE_SLAB_ALIGN);
     char *block = direct + MOE_SLAB_ALIGN;
     size_t got[2];
-#if defined(F_NOCACHE)
-    f->direct = fcntl(f->fd, F_NOCACHE, 1) != -1;
-#endif
-    const int flags = MOE_O_DIRECT ? fcntl(f->fd, F_GETFL) : -1;
     from += f->origin.base;
-    if (flags < 0 || moe_read_at(f->fd, block, MOE_SLAB_ALIGN, from, &got[0]) ||
-        fcntl(f->fd, F_SETFL, flags | MOE_O_DIRECT) < 0)
-        return;
+    if (moe_read_at(f->fd, block, MOE_SLAB_ALIGN, from, &got[0]) || !moe_bypass_cache(f->fd, 1)) return;
     f->direct = !moe_read_at(f->fd, direct, MOE_SLAB_ALIGN, from, &got[1]) && got[0] == got[1] &&
                 memcmp(direct, block, got[0]) == 0;
-    if (!f->direct) fcntl(f->fd, F_SETFL, flags);
+    if (!f->direct) moe_bypass_cache(f->fd, 0);
 }
 
 /* Map memory for a file with a parsed header and read the whole file except the slabs of experts. */
@@ -4792,7 +5303,7 @@ static moe_status moe_file_stream(moe_file *f, moe_error *error) {
     }
     f->held = moe_max(1, f->bytes - (size_t)missing);
     char *data = moe_map_memory(f->held);
-    if (data == MAP_FAILED)
+    if (!data)
         return moe_fail(error, MOE_ERROR_MEMORY, "stream", "out of memory: cannot load %zu MB of non-expert weights",
                         f->held >> 20);
     f->data = f->origin.mapping = data;
@@ -4811,7 +5322,7 @@ static moe_status moe_file_stream(moe_file *f, moe_error *error) {
         data += bytes;
         if (!last) at = end + f->tensors[i].bytes;
     }
-    mprotect((void *)(uintptr_t)f->data, f->held, PROT_READ);
+    moe_protect((void *)(uintptr_t)f->data, f->held);
     if (experts && !f->origin.shared) moe_read_directly(f, experts->offset);
     return MOE_OK;
 }
@@ -4849,78 +5360,11 @@ static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *nam
 /* ==== 19. Model file: writer ==================================================================================
  * Writing model files. Invariant: files appear completely or not at all, and existing files are never damaged. */
 
-/* ---- Atomic output ----
- * A file is written under a temporary name in the target's folder and renamed when it is complete. */
+#if !defined(MOE_NO_WRITER)
 
-enum { MOE_PATH_BYTES = 4096, MOE_WRITE_BYTES = 1 << 24 };
+/* ---- Atomic output ---- */
 
-typedef struct moe_output {
-    const char *path;                                       /* as given by the caller */
-    int fd;                                                 /* -1 if not open */
-    uint64_t at;                                            /* offset of the next write */
-    sigset_t held;                                          /* signals blocked until the file is complete */
-    char target[MOE_PATH_BYTES], temporary[MOE_PATH_BYTES]; /* `path` with links resolved; "" if not created */
-} moe_output;
-
-/* Set o->target to o->path or, if its last component is a symbolic link, to the target of the link, which need not
- * exist. The system follows links in the other components. Returns 0 and sets errno on failure. */
-static int moe_follow_links(moe_output *o) {
-    char link[MOE_PATH_BYTES];
-    ssize_t length;
-    snprintf(o->target, sizeof o->target, "%s", o->path);
-    for (int links = 0; (length = readlink(o->target, link, sizeof link)) >= 0; links++) {
-        const char *slash = length && link[0] == '/' ? NULL : strrchr(o->target, '/');
-        const size_t folder = slash ? (size_t)(slash + 1 - o->target) : 0;
-        errno = links < 40 ? ENAMETOOLONG : ELOOP;
-        if (links == 40 || folder + (size_t)length >= sizeof o->target) return 0;
-        memcpy(o->target + folder, link, (size_t)length);
-        o->target[folder + (size_t)length] = 0;
-    }
-    return errno == EINVAL || errno == ENOENT; /* not a link, or does not exist */
-}
-
-static const int moe_ending_signals[] = { SIGHUP, SIGINT, SIGTERM };
-
-/* Block signals in this thread that would end the process and leave a temporary file. Signals that the program handles,
- * ignores or blocks are unchanged. Stores the blocked signals in *held. */
-static void moe_hold_signals(sigset_t *held) {
-    struct sigaction action;
-    sigset_t blocked;
-    sigemptyset(held);
-    if (pthread_sigmask(SIG_SETMASK, NULL, &blocked) != 0) return;
-    for (size_t i = 0; i < MOE_COUNT(moe_ending_signals); i++)
-        if (!sigismember(&blocked, moe_ending_signals[i]) && sigaction(moe_ending_signals[i], NULL, &action) == 0 &&
-            action.sa_handler == SIG_DFL)
-            sigaddset(held, moe_ending_signals[i]);
-    pthread_sigmask(SIG_BLOCK, held, NULL);
-}
-
-static int moe_signal_waits(const sigset_t *held) {
-    sigset_t waiting;
-    sigemptyset(&waiting);
-    sigpending(&waiting);
-    for (size_t i = 0; i < MOE_COUNT(moe_ending_signals); i++)
-        if (sigismember(held, moe_ending_signals[i]) && sigismember(&waiting, moe_ending_signals[i])) return 1;
-    return 0;
-}
-
-/* Create the temporary file with the permissions of `old` unless `old` is NULL. Returns 0 and sets errno on failure. */
-static int moe_create_temporary(moe_output *o, const struct stat *old) {
-    const char *slash = strrchr(o->target, '/');
-    const int folder = slash ? (int)(slash + 1 - o->target) : 0;
-    errno = EEXIST;
-    for (int tries = 0; tries < 1000 && o->fd < 0 && errno == EEXIST; tries++) {
-        struct timespec now = { 0, 0 };
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        errno = ENAMETOOLONG;
-        if (snprintf(o->temporary, sizeof o->temporary, "%.*s.moe-%ld-%09ld", folder, o->target, (long)getpid(),
-                     (long)now.tv_nsec) < (int)sizeof o->temporary)
-            o->fd = open(o->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, old ? 0600 : 0666);
-    }
-    if (o->fd < 0 || !old) return o->fd >= 0;
-    /* If the owner cannot be changed, drop the set-user-ID and set-group-ID bits. */
-    return fchmod(o->fd, old->st_mode & (fchown(o->fd, old->st_uid, old->st_gid) == 0 ? 07777 : 0777)) == 0;
-}
+enum { MOE_WRITE_BYTES = 1 << 24 };
 
 static moe_status moe_output_fail(const moe_output *o, int number, moe_error *error) {
     if (number == EINTR)
@@ -4930,61 +5374,30 @@ static moe_status moe_output_fail(const moe_output *o, int number, moe_error *er
 
 static moe_status moe_output_write(moe_output *o, const void *data, size_t bytes, moe_error *error) {
     for (const char *p = data; bytes;) {
-        const ssize_t n = pwrite(o->fd, p, moe_min(bytes, MOE_WRITE_BYTES), (off_t)o->at);
+        const int64_t n = moe_write_some(o, p, moe_min(bytes, MOE_WRITE_BYTES));
         if (n == 0 || (n < 0 && errno != EINTR)) return moe_output_fail(o, n ? errno : ENOSPC, error);
         if (n > 0) p += n, bytes -= (size_t)n, o->at += (uint64_t)n;
-        if (moe_signal_waits(&o->held)) return moe_output_fail(o, EINTR, error);
+        if (moe_signal_waits(o)) return moe_output_fail(o, EINTR, error);
     }
     return MOE_OK;
 }
 
-/* Sync a file. Retry if a signal interrupts fsync; ignore errors of file systems without fsync. */
-static int moe_sync(int fd) {
-    int result;
-    do result = fsync(fd);
-    while (result != 0 && errno == EINTR);
-    return result == 0 || errno == EINVAL || errno == ENOTSUP;
-}
-
-/* Sync the folder of a file to make its new name durable. Failures are ignored, because the file is complete. */
-static void moe_sync_folder(char *path) {
-    char *slash = strrchr(path, '/');
-    if (slash) slash[slash == path] = 0; /* keep "/" */
-    int fd = open(slash ? path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return;
-    moe_sync(fd);
-    close(fd);
-}
-
 static moe_status moe_output_end(moe_output *o, moe_status status, moe_error *error) {
-    if (o->fd >= 0) {
-        if (status == MOE_OK && !moe_sync(o->fd)) status = moe_output_fail(o, errno, error);
-        if (close(o->fd) != 0 && errno != EINTR && status == MOE_OK) status = moe_output_fail(o, errno, error);
-        if (status == MOE_OK && rename(o->temporary, o->target) != 0) status = moe_output_fail(o, errno, error);
-        if (status != MOE_OK) unlink(o->temporary);
-        else moe_sync_folder(o->temporary);
-    }
-    pthread_sigmask(SIG_UNBLOCK, &o->held, NULL);
-    return status;
+    const int code = status == MOE_OK ? moe_keep_temporary(o) : 0;
+    if (status != MOE_OK) moe_drop_temporary(o);
+    moe_release_signals(o);
+    return code ? moe_output_fail(o, code, error) : status;
 }
 
 static moe_status moe_output_begin(moe_output *o, const char *path, uint64_t bytes, moe_error *error) {
-    struct stat old;
-    struct rlimit limit;
-    const int exists = stat(path, &old) == 0;
     o->path = path;
     o->fd = -1;
-    if (!exists && (errno != ENOENT || !path[0])) return moe_output_fail(o, errno, error);
-    if (exists && !S_ISREG(old.st_mode))
-        return moe_fail(error, MOE_ERROR_IO, "write", "%.160s is not a regular file", path);
-    /* Exceeding the file size limit would raise SIGXFSZ, which ends the process. */
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur)
-        return moe_output_fail(o, EFBIG, error);
-    if (!moe_follow_links(o) || (exists && faccessat(AT_FDCWD, o->target, W_OK, AT_EACCESS) != 0))
-        return moe_output_fail(o, errno, error);
-    moe_hold_signals(&o->held);
-    if (moe_create_temporary(o, exists ? &old : NULL)) return MOE_OK;
-    return moe_output_end(o, moe_output_fail(o, errno, error), NULL);
+    int code = moe_find_target(o, bytes);
+    if (code < 0) return moe_fail(error, MOE_ERROR_IO, "write", "%.160s is not a regular file", path);
+    if (code) return moe_output_fail(o, code, error);
+    moe_hold_signals(o);
+    code = moe_create_temporary(o);
+    return code ? moe_output_end(o, moe_output_fail(o, code, error), NULL) : MOE_OK;
 }
 
 /* ---- Models ----
@@ -5329,6 +5742,21 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
     moe_release(&s.given.allocator, s.tensors, bytes);
     return status;
 }
+
+#else
+
+static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const char *path,
+                                const moe_save_params *params, moe_error *error) {
+    (void)f, (void)a, (void)path, (void)params;
+    return moe_fail(error, MOE_ERROR_UNSUPPORTED, "write", "moe.c was built with MOE_NO_WRITER");
+}
+
+moe_status moe_model_write_sized(const char *path, const moe_write_params *given, size_t size, moe_error *error) {
+    (void)given, (void)size;
+    return moe_file_save(NULL, NULL, path, NULL, error);
+}
+
+#endif /* MOE_NO_WRITER */
 
 #endif /* MOE_HOST */
 
@@ -7496,11 +7924,21 @@ static void moe_carve_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
     if (moe_ops[t->op].scratch && !g->on_device) moe_ops[t->op].scratch(g, t, at);
 }
 
+/* Limit of the bytes of a node, so that offsets in an arena and sizes of scratch memory do not overflow. */
+#define MOE_MAX_ROWS_BYTES (SIZE_MAX >> 3)
+
+static moe_status moe_too_large(const moe_graph *g, moe_error *error) {
+    return moe_fail(error, MOE_ERROR_ARGUMENT, "plan", "graphs of %zu rows are too large for a %zu-bit machine",
+                    g->rows, 8 * sizeof(size_t));
+}
+
 /* Assign arena offsets to all nodes and compute g->bytes, in one pass with a list of live nodes sorted by offset. */
 static moe_status moe_graph_plan(moe_graph *g, moe_error *error) {
     moe_node *lowest = NULL, **link;
-    if (g->overflow || g->rows > (SIZE_MAX >> 24))
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "plan", "the graph is too large for this machine's memory");
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < g->count && bytes < MOE_MAX_ROWS_BYTES; i++)
+        if (!moe_multiply(g->rows, g->nodes[i].stride * sizeof(float), &bytes)) bytes = MOE_MAX_ROWS_BYTES;
+    if (g->overflow || bytes >= MOE_MAX_ROWS_BYTES) return moe_too_large(g, error);
     g->bytes = 0;
     for (size_t i = 0; i < g->count; i++) {
         moe_node *t = &g->nodes[i];
@@ -7515,6 +7953,7 @@ static moe_status moe_graph_plan(moe_graph *g, moe_error *error) {
             *link = t;
             g->bytes = moe_max(g->bytes, t->offset + size);
         }
+        if (g->bytes > SIZE_MAX >> 1) return moe_too_large(g, error);
         moe_carve_scratch(g, t, &work);
         if (work.overflow)
             return moe_fail(error, MOE_ERROR_ARGUMENT, "plan", "scratch memory of %s is too large", t->name);
@@ -8900,8 +9339,8 @@ moe_status moe_model_verify(const moe_model *m, moe_error *error) {
 }
 
 static void moe_origin_close(const moe_origin *o) {
-    if (o->mapping) munmap(o->mapping, o->mapped);
-    if (o->fd >= 0) close(o->fd);
+    if (o->mapping) moe_unmap(o->mapping, o->mapped);
+    if (o->fd >= 0) moe_close_descriptor(o->fd);
 }
 
 /* Copy the origin's name, allocate the flags of verified pieces, and read a streamed file. */
@@ -8958,26 +9397,25 @@ static int moe_read_source(const moe_source *s, int fd, void *data, size_t bytes
 /* Copy a model to anonymous memory, which becomes the origin's mapping. */
 static moe_status moe_copy_source(const moe_source *s, size_t bytes, moe_origin *o, moe_error *error) {
     void *data = moe_map_memory(bytes);
-    int code = data == MAP_FAILED ? errno : 0;
+    int code = data ? 0 : errno;
     if (!code) o->mapping = data, o->mapped = bytes;
     if (!code) code = moe_read_source(s, o->fd, data, bytes, 0);
-    if (!code) mprotect(data, bytes, PROT_READ);
-    if (o->fd >= 0) close(o->fd);
+    if (!code) moe_protect(data, bytes);
+    if (o->fd >= 0) moe_close_descriptor(o->fd);
     o->fd = -1;
     if (!code) return MOE_OK;
     moe_origin_close(o);
-    return moe_fail(error, data == MAP_FAILED ? MOE_ERROR_MEMORY : MOE_ERROR_IO, "copy", "cannot %s the model: %s",
-                    data == MAP_FAILED ? "allocate memory for" : "read", strerror(code));
+    return moe_fail(error, data ? MOE_ERROR_IO : MOE_ERROR_MEMORY, "copy", "cannot %s the model: %s",
+                    data ? "read" : "allocate memory for", strerror(code));
 }
 
 /* Map the model in the origin's file. The mapping starts at the preceding page boundary. */
 static moe_status moe_map_source(size_t bytes, moe_origin *o, moe_error *error) {
-    const size_t skip = (size_t)(o->base % (uint64_t)sysconf(_SC_PAGESIZE));
+    const size_t skip = (size_t)(o->base % moe_map_alignment());
     o->mapped = bytes + skip;
-    o->mapping = mmap(NULL, o->mapped, PROT_READ, MAP_PRIVATE, o->fd, (off_t)(o->base - skip));
-    if (o->mapping != MAP_FAILED) return MOE_OK;
+    o->mapping = moe_map_file(o->fd, o->base - skip, o->mapped);
+    if (o->mapping) return MOE_OK;
     const int code = errno;
-    o->mapping = NULL;
     moe_origin_close(o);
     return moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map the file: %s", strerror(code));
 }
@@ -9004,22 +9442,19 @@ static moe_status moe_model_stream(const moe_source *s, const moe_origin *o, siz
 
 /* Open or duplicate the descriptor of a model's file, and determine the size of the model. */
 static moe_status moe_open_file(const moe_source *s, moe_origin *o, uint64_t *bytes, moe_error *error) {
-    o->fd = s->path ? open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) /* O_NONBLOCK: do not wait for a FIFO's writer */
-                    : fcntl(s->fd, F_DUPFD_CLOEXEC, 0);
+    o->fd = s->path ? moe_open_path(s->path) : moe_share_descriptor(s->fd);
     if (o->fd < 0)
         return moe_fail(error, MOE_ERROR_IO, "open", s->path ? "cannot open %s: %s" : "cannot use the descriptor%s: %s",
                         s->path ? s->path : "", strerror(errno));
     moe_status status = MOE_OK;
-    if (fstat(o->fd, &o->opened) != 0 || !S_ISREG(o->opened.st_mode))
-        status = moe_fail(error, MOE_ERROR_IO, "open", "not a regular file");
-    const uint64_t size = status || o->opened.st_size < 0 ? 0 : (uint64_t)o->opened.st_size,
-                   rest = size - moe_min(size, s->offset);
+    if (!moe_file_state(o->fd, &o->opened)) status = moe_fail(error, MOE_ERROR_IO, "open", "not a regular file");
+    const uint64_t size = o->opened.bytes, rest = moe_less(size, s->offset);
     if (!status && (s->offset > size || s->bytes > rest))
         status = moe_fail(error, MOE_ERROR_FORMAT, "offset",
                           "%" PRIu64 " bytes at offset %" PRIu64 " exceed the file, which has %" PRIu64 " bytes",
                           s->bytes, s->offset, size);
     *bytes = s->bytes ? s->bytes : rest;
-    if (status) close(o->fd);
+    if (status) moe_close_descriptor(o->fd);
     return status;
 }
 
@@ -9033,6 +9468,8 @@ static moe_status moe_open_source(const moe_source *s, const moe_model_params *p
         return moe_fail(error, MOE_ERROR_ARGUMENT, "moe_source", "set only one of path, data and read");
     if (!file && params->stream)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "stream", "stream must be 0: only files can be streamed");
+    if (params->stream && MOE_WASM)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "stream", "WebAssembly has no threads to read experts");
     if (!copy && (file ? s->offset : (uintptr_t)data) % MOE_ALIGN)
         return moe_fail(error, MOE_ERROR_ARGUMENT, file ? "offset" : "data",
                         "the model must be aligned to %d bytes, unless it is copied (moe_model_params.copy)",
