@@ -181,6 +181,20 @@
 #include <sys/syscall.h>
 #endif
 
+#if MOE_WASM && !defined(_REENTRANT) /* one thread: locks do nothing, and no thread can be created */
+#define pthread_create(thread, attributes, fn, arg) ((void)(fn), (void)(arg), ENOTSUP)
+#define pthread_join(thread, result) ((void)(thread))
+#define pthread_mutex_init(mutex, attributes) ((void)(mutex), 0)
+#define pthread_mutex_destroy(mutex) ((void)(mutex))
+#define pthread_mutex_lock(mutex) ((void)(mutex))
+#define pthread_mutex_unlock(mutex) ((void)(mutex))
+#define pthread_cond_init(condition, attributes) ((void)(condition), 0)
+#define pthread_cond_destroy(condition) ((void)(condition))
+#define pthread_cond_wait(condition, mutex) ((void)(condition), (void)(mutex))
+#define pthread_cond_broadcast(condition) ((void)(condition))
+#define pthread_cond_signal(condition) ((void)(condition))
+#endif
+
 #if defined(__FAST_MATH__)
 #error "moe.c keeps bit-exact results: build it without -ffast-math"
 #endif

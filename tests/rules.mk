@@ -5,6 +5,7 @@
 # make test-transformers   compare converted models with PyTorch and transformers
 # make test-spark      test the Python package in a local Spark, with a killed worker (600 MB)
 # make test-mpi        test moe-translate as 2 to 4 processes, with a killed one (requires OpenMPI)
+# make test-targets    compile for 32 bits, RISC-V, musl, Windows and WebAssembly; run models there
 # make test-arm        compile for AArch64; run kernels and whole models under qemu (SLOW=: all rounds)
 # make bench           build moe-bench and moe-make-random, which measure speed (tests/bench/README.md)
 # make check           check the C sources: exported names, tables of contents, layout
@@ -18,7 +19,7 @@
 # tests/gate           run parts of both gates by name (tests/gate --help)
 # tests/cuda/gpu-check     on a machine with a GPU: a table of bytes, races and speed of the CUDA build
 
-.PHONY: bench test test-all test-transformers test-long test-fresh test-arm test-spark test-mpi check asan tsan \
+.PHONY: bench test test-all test-transformers test-long test-fresh test-arm test-targets test-spark test-mpi check asan tsan \
 	valgrind c-suites coverage tidy fuzz fuzz-coverage
 
 vpath %.c tests/engine tests/text tests/get tests/convert tests/programs tests/cuda tests/cross tests/fuzz tests/bench
@@ -318,3 +319,7 @@ test-arm: $(addprefix $(BUILD)/,arm-test_kernels arm-translate_ids translate_ids
 	@VALGRIND=$(SLOW) python3 tests/run -j $(JOBS) \
 	    "python3 tests/cross/translations.py $(BUILD)/translate_ids $(BUILD)/arm-translate_ids" \
 	    $(foreach cpu,max neoverse-n1 cortex-a53,"qemu-aarch64 -cpu $(cpu) $(BUILD)/arm-test_kernels")
+
+# The same for other targets: engine only, portable kernels or one instruction set.
+test-targets: $(BUILD)/translate_ids $(BUILD)/.deps-targets
+	@.venv/bin/python tests/cross/targets.py $(BUILD)

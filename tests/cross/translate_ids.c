@@ -4,13 +4,11 @@
  *
  * ISA is as in moe.h, including "auto". With =TYPE, first converts the model to that number format. The first line of
  * output names the kernels used. */
-#define _POSIX_C_SOURCE 200809L
 #include "moe.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { SENTENCES = 24, LONGEST = 17, TEXT = 4096 };
 
@@ -93,26 +91,22 @@ static int translate(const moe_model *model, const char *isa, int batch, int thr
 }
 
 static int run(const char *isa, int batch, int threads, char *path, job *j) {
-    char *type = strchr(path, '=');
+    char *type = strchr(path, '='), saved[64] = ""; /* in the current folder, because WASI has no other */
     moe_model *model;
     moe_error error;
     int failed = 0;
     if (type) *type++ = 0;
     if (moe_model_open(path, NULL, &model, &error)) return fail(path, &error);
     if (type) {
-        char saved[] = "/tmp/moe-translate-XXXXXX";
         moe_save_params params = { .type = MOE_TYPE_F32 };
         moe_status status;
-        const int file = mkstemp(saved);
-        if (!moe_type_parse(type, &params.type) || file < 0)
-            return printf("invalid type '%s', or cannot create a file in /tmp\n", type), 1;
-        close(file);
+        if (!moe_type_parse(type, &params.type)) return printf("invalid type '%s'\n", type), 1;
+        snprintf(saved, sizeof saved, "build/translate_ids-%.8s-%d-%d.tmp", isa, batch, threads);
         params.experts = params.type;
         status = moe_model_save(model, saved, &params, &error);
         moe_model_close(model);
         model = NULL;
         if (status == MOE_OK) status = moe_model_open(saved, NULL, &model, &error);
-        remove(saved);
         if (status) return fail(saved, &error);
     }
     for (int beam = 1; beam <= 4 && !failed; beam += 3) {
@@ -121,6 +115,7 @@ static int run(const char *isa, int batch, int threads, char *path, job *j) {
             printf("%s %s beam %d: %s\n", path, type ? type : "", beam, j->text[s]);
     }
     moe_model_close(model);
+    if (*saved) remove(saved);
     return failed;
 }
 
