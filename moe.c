@@ -9764,6 +9764,7 @@ typedef struct moe_live {
     int32_t id;    /* id of the last token */
     int ended;     /* 1 if it has its end token and needs no more rows */
     int looped;    /* 1 if it was cut where it began to repeat itself */
+    int dead;      /* 1 if the caller has banned all of its next tokens */
     size_t tokens; /* number of tokens, excluding the end token */
     /* members used with constraints: */
     uint64_t met;  /* bit c is set if the hypothesis contains constraint c */
@@ -9934,8 +9935,8 @@ MOE_SHARED void moe_give_token(moe_slot *slot, moe_live *live) {
 
 /* Return the length penalty ((c + L) / (c + 1))^alpha of GNMT eq 14. */
 MOE_SHARED float moe_length_penalty(const moe_search *s, size_t tokens) {
-    if (s->alpha == 0.0f) return 1.0f;
-    return moe_expf(s->alpha * moe_logf((s->constant + (float)tokens) / (s->constant + 1.0f)));
+    const float length = s->constant + (float)tokens; /* 0: the caller stopped before the first token */
+    return s->alpha == 0.0f || length == 0.0f ? 1.0f : moe_expf(s->alpha * moe_logf(length / (s->constant + 1.0f)));
 }
 
 /* Return the coverage penalty beta * sum_i log(min(sum_j p_ij, 1)) of GNMT eq 14. */
@@ -10215,7 +10216,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_be
         for (size_t h = 0; h < slot->n_live; h++) {
             moe_next *c = &choices[h];
             const moe_live *l = &slot->live[h];
-            for (int own = 1; own >= 0; own--) { /* `own` is 1 for the token of the hypothesis's constraint */
+            for (int own = 1; own >= 0 && !l->dead; own--) { /* `own` is 1 for the token of the hypothesis's constraint */
                 if (own ? c->begun || c->bound == slot->task.n_constraints : !moe_next_left(s, slot, a, l, c)) continue;
                 const float logprob = own ? c->logprob : a->top_logprobs[l->row * a->top + c->taken];
                 const float rank = l->rank + (own ? c->rank : moe_order_at(slot, a, l->row, c->taken) + c->stay);
@@ -10254,7 +10255,7 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, con
             from->rank = moe_rank(s, from->logprob, from->tokens, 1);
             moe_insert(s, slot->task.beam, next, &n, from);
         }
-        for (size_t k = 0; k < (slot->task.sampling.temperature == 0.0f ? a->top : 1) && !from->ended; k++) {
+        for (size_t k = 0; k < (slot->task.sampling.temperature == 0.0f ? a->top : 1) && !from->ended && !from->dead; k++) {
             const size_t at_k = from->row * a->top + k;
             const int32_t id = a->top_ids[at_k];
             moe_live live = moe_continue(from, id, a->top_logprobs[at_k], a->top_logprobs[at_k], moe_is_end(s, id));
@@ -11404,6 +11405,11 @@ static size_t moe_write_tokens(const moe_slot *slot, int32_t last, size_t positi
     return position - before;
 }
 
+static int moe_bans_all(const float *logits, size_t n) {
+    while (n && logits[n - 1] == -INFINITY) n--;
+    return !n;
+}
+
 /* Let the callback change the logits of all rows that choose a token in this step, request by request. While tokens are
  * given, the only hypothesis has several rows, of which only the last can choose a token. */
 static void moe_change_logits(void *user, float *logits, size_t stride) {
@@ -11426,6 +11432,9 @@ static void moe_change_logits(void *user, float *logits, size_t stride) {
             next.n_ids = moe_write_tokens(slot, slot->ahead ? (int32_t)position - 1 : live->last, position, ids);
         }
         if (next.rows) slot->stops = s->params.next_token(s->params.next_token_user, &next) != 0;
+        for (size_t h = 0, row = 0; h < slot->n_live && next.rows; h++)
+            if (!slot->live[h].ended)
+                slot->live[h].dead = moe_bans_all(next.logits + row++ * stride, next.vocabulary);
     }
 }
 
@@ -12350,7 +12359,7 @@ static const int32_t *moe_deliver(moe_session *s, const int32_t *words) {
     if (n) moe_hand_over(s, at, (moe_result){ s->tickets[at].request.user, MOE_OK, "", n, s->hypotheses }, words);
     else
         moe_refuse(s, at, MOE_ERROR_NUMERIC,
-                   s->params.next_token ? "no token is possible: the logits are NaN, or next_token forbids all tokens"
+                   s->params.next_token ? "no token is possible: a logit is NaN or infinite, or next_token bans all tokens"
                                         : "the network's output is NaN: the model's weights are invalid");
     return end;
 }

@@ -348,13 +348,15 @@ typedef struct moe_next_token {
     const int32_t *const *ids; /* [rows] pointers to the hypotheses' tokens, [n_ids] each */
 } moe_next_token;
 /* Called once per step for every request that chooses a token, e.g. to guide the search by a grammar or classifier.
- * Logits of -INFINITY ban tokens. The softmax follows, so log-probabilities are those of the changed logits; penalties,
- * sampling, minimum length and the model's own bans apply afterwards. Tokens outside a shortlist are -INFINITY and
- * cannot be allowed (shortlist 0 allows all). Return 0 to continue, or 1 to stop: the current hypotheses, without the
- * next token, become the results, with finished 0. To end a single hypothesis, ban all tokens except the end token.
- * Runs in the thread that called moe_translate, in batch order, with any number of threads. Not called for scored or
- * given tokens. If context_memory runs out, a request restarts and repeats its steps; the callback must then repeat its
- * decisions. A callback that changes no logits changes no results. */
+ * Logits of -INFINITY ban tokens. A hypothesis whose tokens are all banned leaves the beam. A request without any
+ * hypothesis, or with a logit that is NaN or +INFINITY, gets MOE_ERROR_NUMERIC. The softmax follows, so
+ * log-probabilities are those of the changed logits; penalties, sampling, minimum length and the model's own bans apply
+ * afterwards. Tokens outside a shortlist are -INFINITY and cannot be allowed (shortlist 0 allows all). Return 0 to
+ * continue, or 1 to stop: the current hypotheses, without the next token, become the results, with finished 0. To end a
+ * single hypothesis, ban all tokens except the end token. Runs in the thread that called moe_translate, in batch order,
+ * with any number of threads. Not called for scored or given tokens. If context_memory runs out, a request restarts and
+ * repeats its steps; the callback must then repeat its decisions. A callback that changes no logits changes no results.
+ */
 typedef int (*moe_next_token_fn)(void *user, const moe_next_token *next);
 
 /* The rules of beam search, from the GNMT paper or from programs whose checkpoints this library reads. Only PAPER

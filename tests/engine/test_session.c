@@ -835,6 +835,7 @@ typedef struct chooser {
     const int32_t *forced;    /* [n_forced] tokens that follow */
     size_t n_forced, stop_at; /* stop_at: 1 + number of tokens of the results; 0 to never stop */
     float bad;                /* replaces all logits unless 0 */
+    int kills;                /* 1: bans all tokens of the best of several hypotheses */
 } chooser;
 
 static int choose(void *user, const moe_next_token *next) {
@@ -855,6 +856,7 @@ static int choose(void *user, const moe_next_token *next) {
             if (c->n_forced && (int32_t)i != (next->n_ids < c->n_forced ? c->forced[next->n_ids] : MW_EOS))
                 x[i] = -INFINITY;
             if (c->bad != 0.0f) x[i] = c->bad;
+            if (c->kills && r == 0 && next->rows > 1) x[i] = -INFINITY;
         }
     }
     return c->stop_at && next->n_ids + 1 >= c->stop_at;
@@ -956,6 +958,7 @@ TEST(a_callback_can_stop) {
                 CHECK(out[k].status == MOE_OK && out[k].n, "setting %zu, sentence %zu: %s", i, k, out[k].message);
                 for (size_t h = 0; h < out[k].n; h++) {
                     const outcome_hypothesis *x = &out[k].hypotheses[h];
+                    CHECK(isfinite(x->score), "setting %zu, sentence %zu: score %g", i, k, (double)x->score);
                     CHECK(x->n_ids <= moe_max(most, given) && (x->finished || x->n_ids == moe_max(most, given) ||
                                                                baselines[i][k].hypotheses[0].n_ids <= x->n_ids),
                           "setting %zu, sentence %zu: %zu tokens, not %zu", i, k, x->n_ids, most);
@@ -965,6 +968,22 @@ TEST(a_callback_can_stop) {
             }
             free(out), free(c);
         }
+}
+
+/* A hypothesis without a next token leaves the beam; the others go on. */
+TEST(a_callback_can_remove_a_hypothesis) {
+    for (size_t i = 0; i < settings_in_use(); i++) {
+        chooser *c = mw_zeros(sizeof *c);
+        outcome *out = mw_zeros(SENTENCES * sizeof *out);
+        moe_session_params p = setting_params(i);
+        p.batch = 4, p.rerank = 0;
+        c->kills = 1;
+        choose_all(i, p, c, out);
+        for (size_t k = 0; k < SENTENCES; k++)
+            CHECK(out[k].status == MOE_OK && out[k].n, "setting %zu, sentence %zu: %s", i, k, out[k].message);
+        if (p.beam == 1) assert_same(baselines[i], out, SENTENCES, "a beam of one");
+        free(out), free(c);
+    }
 }
 
 MODEL_TEST(a_callback_that_leaves_no_token_is_numeric, MW_GNMT, MW_F32) {
