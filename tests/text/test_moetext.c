@@ -467,6 +467,18 @@ TEST(models_open_without_a_path_of_their_own) {
         moetext_free(t);
         moetext_model_close(m);
     }
+    /* a program that was compiled with a later moe.h, and does not set the members that this library lacks */
+    struct {
+        moe_source known;
+        char later[16];
+    } newer = { .known = { .fd = fileno(file) } };
+    for (int set = 0; set < 2; set++) {
+        moetext_model *m = NULL;
+        newer.later[9] = (char)set;
+        const moe_status status = moetext_model_open_source_sized(&newer.known, sizeof newer, NULL, &m, NULL);
+        assert_int_equal(status, set ? MOE_ERROR_ARGUMENT : MOE_OK);
+        moetext_model_close(m);
+    }
     fclose(file), fclose(archive), free(all);
 }
 

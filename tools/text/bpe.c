@@ -646,6 +646,17 @@ int bpe_encode(const bpe *t, const char *text, size_t length, int added, text_id
     return failed;
 }
 
+void bpe_find_added(const bpe *t, const char *text, size_t length, size_t *begin, size_t *end) {
+    *begin = *end = length;
+    for (size_t i = 0; i < length;) {
+        const added_token *literal = added_at(t, text + i, length - i, 0),
+                          *a = literal ? literal : added_at(t, text + i, length - i, NORMALISED);
+        if (a && *begin == length) *begin = i;
+        i += a ? a->length : 1;
+        if (a) *end = i;
+    }
+}
+
 void bpe_decode(const bpe *t, bpe_stream *stream, const int32_t *ids, size_t count, text_bytes *out) {
     for (size_t i = 0; i < count; i++) {
         size_t length;

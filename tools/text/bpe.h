@@ -46,6 +46,10 @@ int32_t bpe_size(const bpe *tokeniser); /* ids are 0 .. size-1; some may be unus
 int bpe_encode(const bpe *tokeniser, const char *text, size_t length, int added, text_ids *ids, text_offsets *begins,
                char *error, size_t error_size);
 
+/* Find the added tokens in a template: set *begin to the start of the first one and *end to the end of the last one.
+ * Without any, set both to `length`. */
+void bpe_find_added(const bpe *tokeniser, const char *text, size_t length, size_t *begin, size_t *end);
+
 /* Decode ids as they arrive. If a token ends inside a character, its bytes are held back until the character is
  * complete, or invalid and replaced by U+FFFD. The state must be all zero at the beginning of a text. The concatenated
  * results of several calls equal the result of a single call. Unused ids have no text. */

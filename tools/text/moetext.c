@@ -184,11 +184,13 @@ moe_status moetext_model_open_source_sized(const moe_source *given, size_t size,
                                            moetext_model **out, moe_error *error) {
     moe_source source = { .name = NULL };
     text_settings settings = text_settings_none();
+    int known = size <= 4096;
+    for (size_t i = sizeof source; known && i < size; i++) known = !((const char *)given)[i];
     const moe_status status = text_settings_parse(&settings, options, error);
-    if (size > sizeof source)
+    if (!known)
         return text_fail(error, MOE_ERROR_ARGUMENT, "moe_source",
                          "the program was compiled with a newer moe.h than this library, " MOE_VERSION);
-    memcpy(&source, given, size);
+    memcpy(&source, given, size < sizeof source ? size : sizeof source);
     return status ? status : open_source(&source, &settings, out, error);
 }
 

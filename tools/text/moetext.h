@@ -156,8 +156,7 @@ const char *moetext_model_meta(const moetext_model *model, const char *key);
 /* Return the number of languages, and a language's code as the model file spells it: "de", "deu_Latn". */
 size_t moetext_model_language_count(const moetext_model *model);
 const char *moetext_model_language(const moetext_model *model, size_t i); /* NULL if out of range */
-/* Return the index of a language, or -1. Other spellings match too: "DE", "de_DE", "deu" and "deu_Latn" for "de".
- */
+/* Return the index of a language, or -1. Other spellings match too: "DE", "de_DE", "deu" and "deu_Latn" for "de". */
 ptrdiff_t moetext_model_language_find(const moetext_model *model, const char *code);
 /* Return 1 if every text needs a source language (NLLB-200, M2M-100, several models). */
 int moetext_model_needs_source(const moetext_model *model);
@@ -259,8 +258,7 @@ typedef struct moetext_term {
 /* Return term `i`. With several models, only those opened so far provide terms. */
 moetext_term moetext_term_at(const moetext *translator, size_t i);
 /* Return the first line of the glossary if it was ignored because it names the columns, such as "English, Deutsch",
- * else
- * "". */
+ * else "". */
 const char *moetext_glossary_heading(const moetext *translator);
 
 /* A link from a word of the source to a word of the translation. A word can have any number of links. */
@@ -269,8 +267,9 @@ typedef struct moetext_link {
     size_t target_begin, target_end; /* byte offsets in moetext_hypothesis.text */
 } moetext_link;
 
-/* ---- HTML ---------------------------------------------------------------------------------------------- Translate
- * the text of a page and the attributes that readers see, and copy every other byte:
+/* ---- HTML ---------------------------------------------------------------------------------------------- */
+
+/* Translate the text of a page and the attributes that readers see, and copy every other byte:
  *
  *     moetext_html_new(page, length, &options, &html, &error);
  *     for each segment i: translate moetext_html_source(html, i), and moetext_html_place the translation

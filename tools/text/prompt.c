@@ -21,9 +21,16 @@ typedef enum mark { TEXT, TARGET, TARGET_STYLE, BACKGROUND, FORMAT, TERM, TRANSL
 static const char *const marks[] = { "{source_text}", "{target_lang}", "{target_style}", "{background_text}",
                                      "{format_type}", "{term}",        "{translation}" };
 
+/* A piece of the template: its ids from the first to the last added token, and the text around them, which is tokenised
+ * together with the messages, as in transformers. Without an added token, all of it is `before`. */
+typedef struct piece {
+    moe_span before, after;
+    text_ids ids;
+} piece;
+
 struct text_prompt {
-    text_ids prefix, suffix;
-    text_ids system[2], answer[2];       /* ids before and after a system message, and before and after an answer */
+    piece prefix, suffix;
+    piece system[2], answer[2];          /* before and after a system message, and before and after an answer */
     int has_system, has_answer;          /* 1 if the template has a place for these messages */
     moe_span wordings[KINDS][LANGUAGES]; /* empty if missing */
     moe_span *names[LANGUAGES];          /* [languages] */
@@ -55,16 +62,21 @@ static size_t occurrences(moe_span in, moe_span of) {
     return n;
 }
 
-static moe_status take_piece(const text_front *front, const char *key, text_ids *ids, moe_error *error) {
-    const moe_span piece = meta_text(front->model, key);
-    if (piece.length > LONGEST_PIECE)
-        return text_fail(error, MOE_ERROR_FORMAT, key, "is too long: %zu bytes; the limit is %d", piece.length,
+static moe_status take_piece(const text_front *front, const char *key, piece *out, moe_error *error) {
+    const moe_span text = meta_text(front->model, key);
+    size_t begin, end;
+    if (text.length > LONGEST_PIECE)
+        return text_fail(error, MOE_ERROR_FORMAT, key, "is too long: %zu bytes; the limit is %d", text.length,
                          (int)LONGEST_PIECE);
-    return piece.length ? text_encode_template(front, piece.data, piece.length, ids, error) : MOE_OK;
+    if (!text.length) return MOE_OK;
+    bpe_find_added(front->bpe, text.data, text.length, &begin, &end);
+    out->before = (moe_span){ text.data, begin };
+    out->after = (moe_span){ text.data + end, text.length - end };
+    return begin < end ? text_encode_template(front, text.data + begin, end - begin, &out->ids, error) : MOE_OK;
 }
 
 /* Read the pieces around a system message or an answer. */
-static moe_status take_pair(const text_front *front, const char *of, text_ids pair[2], int *has, moe_error *error) {
+static moe_status take_pair(const text_front *front, const char *of, piece pair[2], int *has, moe_error *error) {
     static const char *const ends[] = { "prefix", "suffix" };
     moe_status status = MOE_OK;
     char key[64];
@@ -290,19 +302,57 @@ static moe_status put_turn(const text_prompt *p, const text_prompt_options *w, c
     return out->text.failed ? text_out_of_memory(error) : MOE_OK;
 }
 
-static moe_status add_text(const text_front *front, const char *text, size_t length, text_ids *out, moe_error *error) {
+/* The ids of a prompt in the making. */
+typedef struct draft {
+    const text_front *front;
+    text_ids *ids;
+    text_bytes text; /* text after the last added token */
+    moe_status status;
+    moe_error *error;
+} draft;
+
+static draft draft_begin(const text_front *front, text_ids *ids, moe_error *error) {
+    ids->length = 0;
+    return (draft){ .front = front, .ids = ids, .error = error };
+}
+
+static void put_ids(draft *d, const text_ids *ids) {
+    if (!d->status) d->status = text_ids_append(d->ids, ids->data, ids->length, d->error);
+}
+
+static void put_text(draft *d, const char *text, size_t length) { text_append(&d->text, text, length); }
+
+static void encode_text(draft *d) {
     text_ids ids = { 0 };
-    moe_status status = text_encode(front, text, length, &ids, error);
-    if (!status) status = text_ids_append(out, ids.data, ids.length, error);
+    put_text(d, "", 0);
+    if (!d->status && d->text.failed) d->status = text_out_of_memory(d->error);
+    if (!d->status) d->status = text_encode(d->front, d->text.data, d->text.length, &ids, d->error);
+    put_ids(d, &ids);
+    text_clear(&d->text);
     text_ids_free(&ids);
-    return status;
+}
+
+static void put_piece(draft *d, const piece *p) {
+    put_text(d, p->before.data, p->before.length);
+    if (!p->ids.length) return;
+    encode_text(d);
+    put_ids(d, &p->ids);
+    put_text(d, p->after.data, p->after.length);
+}
+
+static moe_status draft_end(draft *d) {
+    encode_text(d);
+    text_bytes_free(&d->text);
+    return d->status;
 }
 
 static moe_status join_ids(const text_front *front, const text_prompt *p, const turn *said, text_ids *out,
                            moe_error *error) {
-    moe_status status = text_ids_set(out, p->prefix.data, p->prefix.length, error);
-    if (!status) status = add_text(front, said->text.data ? said->text.data : "", said->text.length, out, error);
-    return status ? status : text_ids_append(out, p->suffix.data, p->suffix.length, error);
+    draft d = draft_begin(front, out, error);
+    put_piece(&d, &p->prefix);
+    put_text(&d, said->text.data, said->text.length);
+    put_piece(&d, &p->suffix);
+    return draft_end(&d);
 }
 
 /* Drop the first lines of the context, then the last terms, until the turn is about `over` tokens shorter. */
@@ -373,27 +423,20 @@ moe_status text_prompt_answer(const text_front *front, const moetext_message *m,
     if (why) return text_fail(error, MOE_ERROR_ARGUMENT, "messages", "%s", why);
     const size_t first = m->role == MOETEXT_SYSTEM;
     const int placed = first && p->has_system;
-    text_bytes both = { 0 }; /* the user's first message, after a system message for which the template has no place */
     if (n > first + 1 && !p->has_answer)
         return text_fail(error, MOE_ERROR_UNSUPPORTED, "messages",
                          "this model's template has no place for earlier messages: send only the last message");
-    if (first && !placed) text_append(&both, m->text, m->length), text_append_string(&both, "\n\n");
-    text_append(&both, m[first].text, m[first].length);
-    text_append(&both, "", 0);
-    const text_ids *before = placed ? &p->system[0] : &p->prefix;
-    moe_status status =
-        both.failed ? text_out_of_memory(error) : text_ids_set(out, before->data, before->length, error);
-    if (!status && placed) status = add_text(front, m->text, m->length, out, error);
-    if (!status && placed) status = text_ids_append(out, p->system[1].data, p->system[1].length, error);
-    if (!status) status = add_text(front, both.data, both.length, out, error);
-    for (size_t i = first + 1; i < n && !status; i++) {
-        const text_ids *piece = &p->answer[(i - first - 1) % 2];
-        status = text_ids_append(out, piece->data, piece->length, error);
-        if (!status) status = add_text(front, m[i].text, m[i].length, out, error);
+    draft d = draft_begin(front, out, error);
+    put_piece(&d, placed ? &p->system[0] : &p->prefix);
+    if (first) put_text(&d, m->text, m->length);
+    if (placed) put_piece(&d, &p->system[1]);
+    else if (first) put_text(&d, "\n\n", 2); /* the template has no place for a system message */
+    for (size_t i = first; i < n; i++) {
+        if (i > first) put_piece(&d, &p->answer[(i - first - 1) % 2]);
+        put_text(&d, m[i].text, m[i].length);
     }
-    if (!status) status = text_ids_append(out, p->suffix.data, p->suffix.length, error);
-    text_bytes_free(&both);
-    return status;
+    put_piece(&d, &p->suffix);
+    return draft_end(&d);
 }
 
 /* Find the maximum number of tokens around a text over all language names, wording languages and strict wordings. */
@@ -440,9 +483,9 @@ moe_status text_prompt_new(const text_front *front, text_prompt **out, moe_error
 
 void text_prompt_free(text_prompt *p) {
     if (!p) return;
-    text_ids_free(&p->prefix);
-    text_ids_free(&p->suffix);
-    for (int i = 0; i < 2; i++) text_ids_free(&p->system[i]), text_ids_free(&p->answer[i]);
+    text_ids_free(&p->prefix.ids);
+    text_ids_free(&p->suffix.ids);
+    for (int i = 0; i < 2; i++) text_ids_free(&p->system[i].ids), text_ids_free(&p->answer[i].ids);
     for (int l = 0; l < LANGUAGES; l++) free(p->names[l]);
     free(p->chinese);
     free(p);
