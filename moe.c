@@ -9862,7 +9862,7 @@ MOE_SHARED int moe_is_end(const moe_search *s, int32_t id) {
 
 /* Start the search for a slot's sentence. Segment, length, limit and target must be set. */
 MOE_SHARED void moe_slot_begin(moe_slot *slot) {
-    const moe_live first = { 0.0f, 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0 };
+    const moe_live first = { 0.0f, 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0, 0 };
     slot->active = 1;
     slot->steps = slot->ahead = slot->n_tokens = slot->n_finished = 0;
     slot->broken = slot->stops = 0;
@@ -10216,7 +10216,8 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_be
         for (size_t h = 0; h < slot->n_live; h++) {
             moe_next *c = &choices[h];
             const moe_live *l = &slot->live[h];
-            for (int own = 1; own >= 0 && !l->dead; own--) { /* `own` is 1 for the token of the hypothesis's constraint */
+            for (int own = 1; own >= 0 && !l->dead;
+                 own--) { /* `own` is 1 for the token of the hypothesis's constraint */
                 if (own ? c->begun || c->bound == slot->task.n_constraints : !moe_next_left(s, slot, a, l, c)) continue;
                 const float logprob = own ? c->logprob : a->top_logprobs[l->row * a->top + c->taken];
                 const float rank = l->rank + (own ? c->rank : moe_order_at(slot, a, l->row, c->taken) + c->stay);
@@ -10255,7 +10256,8 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, size_t at, con
             from->rank = moe_rank(s, from->logprob, from->tokens, 1);
             moe_insert(s, slot->task.beam, next, &n, from);
         }
-        for (size_t k = 0; k < (slot->task.sampling.temperature == 0.0f ? a->top : 1) && !from->ended && !from->dead; k++) {
+        for (size_t k = 0; k < (slot->task.sampling.temperature == 0.0f ? a->top : 1) && !from->ended && !from->dead;
+             k++) {
             const size_t at_k = from->row * a->top + k;
             const int32_t id = a->top_ids[at_k];
             moe_live live = moe_continue(from, id, a->top_logprobs[at_k], a->top_logprobs[at_k], moe_is_end(s, id));
@@ -11433,8 +11435,7 @@ static void moe_change_logits(void *user, float *logits, size_t stride) {
         }
         if (next.rows) slot->stops = s->params.next_token(s->params.next_token_user, &next) != 0;
         for (size_t h = 0, row = 0; h < slot->n_live && next.rows; h++)
-            if (!slot->live[h].ended)
-                slot->live[h].dead = moe_bans_all(next.logits + row++ * stride, next.vocabulary);
+            if (!slot->live[h].ended) slot->live[h].dead = moe_bans_all(next.logits + row++ * stride, next.vocabulary);
     }
 }
 
@@ -12359,8 +12360,9 @@ static const int32_t *moe_deliver(moe_session *s, const int32_t *words) {
     if (n) moe_hand_over(s, at, (moe_result){ s->tickets[at].request.user, MOE_OK, "", n, s->hypotheses }, words);
     else
         moe_refuse(s, at, MOE_ERROR_NUMERIC,
-                   s->params.next_token ? "no token is possible: a logit is NaN or infinite, or next_token bans all tokens"
-                                        : "the network's output is NaN: the model's weights are invalid");
+                   s->params.next_token
+                       ? "no token is possible: a logit is NaN or infinite, or next_token bans all tokens"
+                       : "the network's output is NaN: the model's weights are invalid");
     return end;
 }
 

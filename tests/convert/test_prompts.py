@@ -315,6 +315,31 @@ def special_tokens_that_the_tokeniser_splits_are_rejected():
                 assert part in str(error), error
 
 
+SAID = "{% for m in messages %}{{ m.role | capitalize }}: {{ m.content }}\n\n{% endfor %}Assistant:"
+TALKS = [["Hello there"], ["Be brief.", "one two"], ["one", "two", "three."], ["s", "a", "b ", " c", "d", "e\n"], [""]]
+
+
+@oracle_test
+def prompts_have_the_tokens_of_transformers():
+    """Regression: text was tokenised apart from the template's text around it, so that " one" became two tokens."""
+    import make_decoder
+    from converting import convert_quietly
+    from moe_translate import Model
+    for template in SAID, SAID.replace("\\n\\n", "\\n"), "<think>" + SAID, SAID.replace("{{ m.content }}", "{{ m.content }}</think>"):
+        with folder_with(config={"chat_template": template, "eos_token": "</think>"}) as at:
+            add_tokens(at)
+            make_decoder.make(at, "llama", vocab_size=512)
+            there = transformers.PreTrainedTokenizerFast(tokenizer_file=at + "/tokenizer.json", chat_template=template)
+            complaint = convert_quietly("--from", "hf", at, "-o", at + "/model.bin")
+            assert complaint is None, (template, complaint)
+            model = Model(at + "/model.bin")
+            for texts in TALKS:
+                roles = ["system"] * (len(texts) % 2 == 0) + ["user", "assistant"] * 3
+                talk = [{"role": role, "content": text} for role, text in zip(roles, texts)]
+                found, wanted = model.prompt(talk), there.apply_chat_template(talk, add_generation_prompt=True)
+                assert list(found) == list(wanted), (template, texts, there.decode(found), there.decode(wanted))
+
+
 @oracle_test
 def templates_see_what_transformers_passes():
     """Prompts assembled from the pieces must equal apply_chat_template's; templates that fail there are rejected."""
