@@ -119,13 +119,15 @@ $(BUILD)/spm.o: CXX_FLAGS += -DSPM_LIBRARY_VERSION='"$(firstword $(SPM_VERSION))
 $(BUILD)/routing-html.inc: tools/programs/routing.html
 $(BUILD)/server-html.inc: tools/server/server.html
 $(BUILD)/spec-json.inc: tools/server/spec.json
-$(BUILD)/routing-html.inc $(BUILD)/server-html.inc $(BUILD)/spec-json.inc: | $(BUILD)/.deps-build
+$(BUILD)/prompts-json.inc: tools/convert/prompts.json
+$(BUILD)/routing-html.inc $(BUILD)/server-html.inc $(BUILD)/spec-json.inc $(BUILD)/prompts-json.inc: | $(BUILD)/.deps-build
 	{ echo '/* made from $< by the Makefile */'; \
 	  echo 'static const char *const $(subst -,_,$(basename $(@F)))[] = {'; \
 	  sed -e 's/[\\"?]/\\&/g' -e 's/^/    "/' -e 's/$$/\\n",/' $<; echo '};'; } > $@.new
 	@mv $@.new $@
 
-$(BUILD)/moe-routing.o $(BUILD)/status.o $(BUILD)/libre.o: C_FLAGS += -I$(BUILD)
+$(BUILD)/moe-routing.o $(BUILD)/status.o $(BUILD)/libre.o $(BUILD)/prompts.o: C_FLAGS += -I$(BUILD)
+$(BUILD)/prompts.o: $(BUILD)/prompts-json.inc
 $(BUILD)/moe-routing.o: $(BUILD)/routing-html.inc
 $(BUILD)/status.o: $(BUILD)/server-html.inc
 $(BUILD)/libre.o: $(BUILD)/spec-json.inc
@@ -171,7 +173,8 @@ $(BIN)/$(call shared_name,libmoetext): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoetext,$(SONUMBER))
 
 # Readers of published checkpoints.
-CONVERT_OBJECTS = $(addprefix $(BUILD)/,marian.o marian_bin.o pieces.o yaml.o packed.o sha256.o)
+CONVERT_OBJECTS = $(addprefix $(BUILD)/,convert.o making.o marian.o marian_bin.o pieces.o yaml.o packed.o sha256.o \
+	gguf.o hub.o decoder.o stored.o bpe_pack.o prompts.o)
 
 # Objects that programs for text share.
 $(BUILD)/libtext.a: $(addprefix $(BUILD)/,console.o program.o lines.o options.o output.o routing.o json.o measure.o \

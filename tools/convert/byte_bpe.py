@@ -17,6 +17,7 @@ import re
 import struct
 import typing
 
+import tables
 from hf_json import LARGEST_JSON, contents, read_json, short
 from moefile import FormatError, read_bounded
 
@@ -27,7 +28,9 @@ MAX_TOKENS, MAX_ADDED, MAX_EXPRESSIONS, MAX_PIECE, MAX_EXPRESSION = 1 << 20, 409
 MAX_MODEL = 64 << 20
 SPECIAL, NORMALISED = 1, 2
 NFC, WHOLE = 1, 2
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # ByteLevel's default
+ROWS = tables.read("decoder.inc")
+EXPRESSIONS = dict(ROWS["EXPRESSION"])
+GPT2 = EXPRESSIONS["gpt2"]  # ByteLevel's default
 # GPT-2's byte alphabet maps printable bytes to themselves and all others to U+0100 and up.
 PRINTABLE = [*range(0x21, 0x7f), *range(0xa1, 0xad), *range(0xae, 0x100)]
 BYTE_CHARS = dict(zip(PRINTABLE + [b for b in range(256) if b not in PRINTABLE],
@@ -312,7 +315,7 @@ class Reader:
                 self.fail("pre-tokeniser steps after ByteLevel are not supported")
             last = self.type_of(part, "pre-tokeniser")
             if last == "Split":
-                self.refuse(part, "Split", behavior=("Isolated",), invert=(False,))
+                self.refuse(part, "Split", **FINE["split"])
                 pattern = part.get("pattern")
                 if not isinstance(pattern, dict) or not isinstance(pattern.get("Regex"), str):
                     self.fail(f"Split pattern {short(pattern)} is not supported: expected a Regex")
@@ -381,35 +384,26 @@ class Reader:
         for i, about in rows:
             if not isinstance(about, dict) or type(i) is not int or not isinstance(about.get("content"), str):
                 self.fail(f"invalid added token {short(about)}")
-            self.refuse(about, f"added token {short(about['content'])}", lstrip=(False,), rstrip=(False,),
-                        single_word=(False,), special=(False, True), normalized=(False, True))
+            self.refuse(about, f"added token {short(about['content'])}", **FINE["added"])
             special = about.get("special", False)
             found.append(Added(i, about["content"], special, about.get("normalized", not special)))
         return found
 
 
-# Keys of tokenizer.json and its model; supported values of tokenizer_config.json, and its keys that do not change ids
-# or are read by prompts.py.
-PARTS = set("version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder model".split())
-MODEL = set("""type dropout unk_token continuing_subword_prefix end_of_word_suffix fuse_unk byte_fallback ignore_merges
-    vocab merges""".split())
-SETTINGS = {"add_eos_token": (None, False), "add_prefix_space": (None, False), "do_lower_case": (None, False)}
-KNOWN = set("""
-    tokenizer_class processor_class auto_map backend name_or_path _name_or_path tokenizer_file vocab_file merges_file
-    special_tokens_map_file is_local local_files_only trust_remote_code device_map model_max_length max_length stride
-    max_len model_input_names padding_side truncation_side truncation_strategy pad_to_multiple_of pad_token_type_id
-    return_token_type_ids add_bos_token added_tokens_decoder additional_special_tokens extra_special_tokens
-    model_specific_special_tokens bos_token eos_token pad_token unk_token sep_token cls_token mask_token chat_template
-    clean_up_tokenization_spaces spaces_between_special_tokens split_special_tokens errors legacy use_fast from_slow
-    use_default_system_prompt response_schema unsloth_version transformers_version sp_model_kwargs""".split())
+# Keys of tokenizer.json and its model; of tokenizer_config.json the only supported values, and keys that change no ids
+# here or are read elsewhere (prompts.py).
+PARTS, MODEL = (tables.words(ROWS["KNOWN"], part) for part in ("whole", "model"))
+FINE = {part: tables.choices(row for row in ROWS["SETTING"] if row[0] == part)
+        for part in ("settings", "model", "split", "added")}
+KNOWN = tables.words(ROWS["IGNORED"], "settings") | set(FINE["settings"])
 
 
 def read_settings(folder):
     """Return the values of tokenizer_config.json, or {} if it is missing."""
     path = os.path.join(folder, "tokenizer_config.json")
     values, reader = read_json(path) if os.path.exists(path) else {}, Reader(path)
-    reader.refuse(values, "tokeniser", **SETTINGS)
-    reader.known(values, KNOWN | set(SETTINGS))
+    reader.refuse(values, "tokeniser", **FINE["settings"])
+    reader.known(values, KNOWN)
     return values
 
 
@@ -440,10 +434,8 @@ def more_added(folder, added, about):
 
 
 # ---- hy.tiktoken -----------------------------------------------------------------------------------------------------
-# Hunyuan-MT-7B and Hy-MT2-7B have lines "BASE64 RANK". HY and HY_SPECIALS are from tokenization_hy.py.
+# Hunyuan-MT-7B and Hy-MT2-7B have lines "BASE64 RANK". HY_SPECIALS are from tokenization_hy.py.
 
-HY = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)"
-      r"|\s+")
 HY_SPECIALS = ["endoftext", "startoftext", "bos", "eos", "pad", *(f"extra_{i}" for i in range(205))]
 MAX_STEPS = 1 << 27  # limit of the sum of squared token lengths
 
@@ -492,7 +484,7 @@ def tiktoken_blob(path, vocabulary=None):
     if vocabulary is not None and added[-1].id >= vocabulary:
         raise FormatError(f"{path}: token id {added[-1].id} exceeds the model's vocabulary of {vocabulary}")
     try:
-        return pack({ranks[token]: text for token, text in written.items()}, merges, added, [HY], True)
+        return pack({ranks[token]: text for token, text in written.items()}, merges, added, [EXPRESSIONS["hy"]], True)
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from None
 
@@ -507,8 +499,7 @@ def tokenizer_blob(folder, vocabulary=None):
     kind = reader.type_of(model, "model")
     if kind != "BPE":
         reader.fail(f"tokeniser type {kind} is not supported: expected byte-level BPE")
-    reader.refuse(model, "model", dropout=(None, 0, 0.0), byte_fallback=(False,), ignore_merges=(False, True),
-                  continuing_subword_prefix=(None, ""), end_of_word_suffix=(None, ""))
+    reader.refuse(model, "model", **FINE["model"])
     kind = reader.type_of(values.get("decoder"), "decoder")
     if kind != "ByteLevel":
         reader.fail(f"decoder {short(kind)} is not supported: expected ByteLevel")

@@ -7,6 +7,7 @@ A folder contains config.json, generation_config.json and safetensors, in one fi
 may be stored as one tensor per expert and matrix, as published, or as two tensors for all experts. Options of a
 configuration that the engine does not support are rejected by name.
 """
+import math
 import os
 import re
 import types
@@ -18,46 +19,19 @@ import hf
 import hf_tokens
 import moefile
 import prompts
+import tables
 from hf_json import read_json, short
 from moefile import FormatError
 
-FAMILIES = {"hy_v3": "HYV3ForCausalLM", "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
-            "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
-            "llama": "LlamaForCausalLM"}
+ROWS = tables.read("decoder.inc")
+FAMILIES = {name: architecture for name, architecture, *_ in ROWS["FAMILY"]}
+ABOUT = {name: types.SimpleNamespace(norm=norm, tied=bool(tied), epsilon=epsilon, dense=bool(dense))
+         for name, _, _, norm, tied, epsilon, dense in ROWS["FAMILY"]}
 MAX_POSITIONS = 1 << 15  # rows of the position table: translations are shorter than the published context lengths
 DEFAULT_LIMIT = 512
-# Configuration keys with only one supported value, listed with its synonyms.
-ONLY = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,), "qk_norm": (True,),
-        "use_qk_norm": (True,), "use_cla": (False,), "n_group": (None, 1), "topk_group": (None, 1),
-        "group_limited_greedy": (None, False), "use_sliding_window": (False,), "norm_type": ("rms",),
-        "pretraining_tp": (1,), "use_mixed_mlp_moe": (False,), "quantization_config": (None,),
-        "is_encoder_decoder": (False,), "moe_router_use_sigmoid": (True,), "moe_router_enable_expert_bias": (True,),
-        "route_norm": (True,), "use_rotary_pos_emb": (True,), "add_classification_head": (False,),
-        "rope_interleaved": (False,), "partial_rotary_factor": (1.0,), "position_embedding_xdrope": (False,),
-        "xdrope_section": (None,), "use_mla": (False,), "moe_layer_num_skipped": (0,), "moe_drop_tokens": (False,),
-        "moe_random_routing_dropped_token": (False,), "routed_scaling_factor": (1.0,), "is_decoder": (False, True),
-        "tie_encoder_decoder": (False,), "pruned_heads": (None, {}), "prefix": (None, ""),
-        "task_specific_params": (None, {})}
-# Keys of config.json that do not change results, in addition to hf.NO_EFFECT: for training, pictures, other programs,
-# and features that ONLY requires to be off.
-NO_EFFECT = hf.NO_EFFECT | set("""
-    eos_token_id pad_token_id eod_token_id tokenizer_class auto_map initializer_range max_window_layers sliding_window
-    layer_types dense_list class_num pool_type skip_cls_token cla_share_factor org_vocab_size model_max_length
-    q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim enable_moe_fp32_combine enable_lm_head_fp32
-    enable_attention_fp32_softmax num_nextn_predict_layers first_k_dense_replace im_start_id im_end_id im_newline_id
-    image_token_id video_start_id video_end_id text_start_id text_end_id mask_init_id num_media_embeds vit_path vit_type
-    vit_token vit_add_patchemb_bias vit_input_resolution vit_mapping_type vit_norm_type vit_patch vit_remove_prenorm
-    vit_used_rms_norm anyres_pooling_size anyres_vit_max_image_size anyres_vit_two_views unpad_fn is_llama_config
-    transformers.js_config unsloth_fixed unsloth_version""".split())
-MIXTURE_KEYS = set("""moe_topk moe_intermediate_size expert_hidden_dim num_shared_expert num_shared_experts
-    num_experts_per_tok norm_topk_prob router_scaling_factor decoder_sparse_step mlp_only_layers""".split())
-ROPE_NO_EFFECT = set("factor beta_fast beta_slow mscale mscale_all_dim original_max_position_embeddings".split())
-ONE_EXPERT = {"num_experts": (None, 0, 1), "num_local_experts": (None, 0, 1)}
-MORE = {"hunyuan_v1_moe": {"norm_topk_prob": (True,)}}
-DENSE = {"hunyuan_v1_dense": ONE_EXPERT, "llama": {**ONE_EXPERT, "qk_norm": (False,), "use_qk_norm": (False,)}}
-SECOND = (("mlp.router.gate.", "mlp.gate."), ("mlp.gate.wg.", "mlp.gate."),
-          ("mlp.expert_bias", "mlp.e_score_correction_bias"), ("mlp.shared_mlp.", "mlp.shared_experts."),
-          ("self_attn.query_layernorm.", "self_attn.q_norm."), ("self_attn.key_layernorm.", "self_attn.k_norm."))
+NO_EFFECT = hf.NO_EFFECT | tables.words(ROWS["IGNORED"], "decoder")
+MIXTURE_KEYS = tables.words(ROWS["IGNORED"], "dense")
+ROPE_NO_EFFECT = tables.words(ROWS["IGNORED"], "rope")
 
 
 # ---- config.json -----------------------------------------------------------------------------------------------------
@@ -110,9 +84,7 @@ def read_frequencies(c, m):
     if given is inside:
         c.only("rope_theta", about["rope_theta"])
     inside.only("partial_rotary_factor", 1.0)
-    frequencies = np.power(theta, -2 * np.arange(m.head // 2) / m.head)
-    if kind == "llama3":
-        frequencies = slower(inside, frequencies)
+    frequencies = np.array([math.pow(theta, -2 * i / m.head) for i in range(m.head // 2)])
     inside.end(ROPE_NO_EFFECT, ("type", "rope_type", "rope_theta", "alpha"))
     return frequencies
 
@@ -132,7 +104,7 @@ def slower(c, frequencies):
 def sparse_layers(c, m):
     """Return a list of booleans: True for layers that are mixtures."""
     layers = range(m.layers)
-    if m.family in DENSE:
+    if ABOUT[m.family].dense:
         return [False for _ in layers]
     if m.family == "hy_v3":
         kinds = c.raw("mlp_layer_types")
@@ -179,15 +151,14 @@ def read_config(c):
     given = c.raw("architectures") or [FAMILIES[family]]
     if given != [FAMILIES[family]]:
         raise FormatError(f"{c.path}: architectures {short(given)} is not supported: expected {FAMILIES[family]}")
-    for key, values in {**ONLY, **DENSE.get(family, {}), **MORE.get(family, {})}.items():
+    for key, values in tables.choices(row for row in ROWS["ONLY"] if not row[0] or family in row[0].split()).items():
         c.only(key, *values)
     m = types.SimpleNamespace(family=family, width=c.get("hidden_size", int, least=1, most=1 << 20),
                               layers=c.get("num_hidden_layers", int, least=1, most=256),
                               heads=c.get("num_attention_heads", int, least=1, most=1 << 16),
                               vocabulary=c.get("vocab_size", int, least=4, most=1 << 24),
                               ffn=c.get("intermediate_size", int, least=1, most=1 << 24),
-                              epsilon=c.get("rms_norm_eps", float, 1e-6 if family in ("qwen3_moe", "llama") else 1e-5,
-                                            least=0.0, most=1.0))
+                              epsilon=c.get("rms_norm_eps", float, ABOUT[family].epsilon, least=0.0, most=1.0))
     m.keys = c.get("num_key_value_heads", int, m.heads, least=1, most=m.heads)
     if m.heads % m.keys:
         raise FormatError(f"{c.path}: num_key_value_heads {m.keys} does not divide num_attention_heads {m.heads}")
@@ -195,25 +166,23 @@ def read_config(c):
     if m.head % 2:
         raise FormatError(f"{c.path}: head_dim {m.head} must be even")
     m.frequencies = read_frequencies(c, m)
-    m.tied = c.get("tie_word_embeddings", bool, family.startswith("hunyuan"))
+    m.tied = c.get("tie_word_embeddings", bool, ABOUT[family].tied)
     m.context = c.get("max_position_embeddings", int, least=4, most=1 << 24)
     m.places = min(m.context, MAX_POSITIONS)
     m.sparse = sparse_layers(c, m)
     if any(m.sparse):
         read_mixture(c, m)
-    m.norm = "after" if family.startswith("hunyuan") else "none" if family == "llama" else "before"
+    m.norm = ABOUT[family].norm
     m.bos = c.get("bos_token_id", int, 0, least=0, most=m.vocabulary - 1)
     return m
 
 
 # Sampling settings of generation_config.json with type, minimum and maximum. The model file stores them, but sampling
 # must be requested. Missing settings are disabled, unlike in transformers.
-ACCEPTED = "do_sample", "repetition_penalty"
-GENERATION = {"bad_words_ids": (None, []), "forced_bos_token_id": (None,), "forced_eos_token_id": (None,),
-              "typical_p": (1.0, None), "epsilon_cutoff": (0.0, None), "eta_cutoff": (0.0, None)}
-GENERATION_NO_EFFECT = "max_length", "renormalize_logits", "decoder_start_token_id", *ACCEPTED
-SAMPLING = {"temperature": (float, 0.0, 100.0), "top_k": (int, -1, 1 << 30), "top_p": (float, 0.0, 1.0),
-            "min_p": (float, 0.0, 1.0), "repetition_penalty": (float, 0.0, 100.0)}
+ACCEPTED = ROWS["ACCEPTED"][0][0].split()
+GENERATION = tables.choices(ROWS["DECODER_GENERATION"])
+GENERATION_NO_EFFECT = tables.words(ROWS["IGNORED"], "decoder_generation")
+SAMPLING = {key: (float if kind == "real" else int, least, most) for key, kind, least, most in ROWS["SAMPLING"]}
 
 
 def sampling_meta(c):
@@ -287,7 +256,7 @@ def canonical_names(stored, m, say):
             skipped.add(int(layer[1]))
             continue
         canonical = name
-        for published, own in SECOND:
+        for published, own in ROWS["SPELLING"]:
             canonical = canonical.replace(published, own)
         if canonical in out:
             raise FormatError(f"tensors {name} and {out[canonical].name} are the same tensor under two names")
@@ -303,13 +272,15 @@ def canonical_names(stored, m, say):
     return out
 
 
-class Builder(hf.Builder):
-    def matrix(self, name, *sources):
-        """Stack matrices with the same number of columns, given as (name, rows, columns)."""
-        self.put(name + ".weight", *(self.take(source + ".weight", *shape) for source, *shape in sources))
-
-    def weight(self, name, source, *shape):
-        self.put(name + ".weight", self.take(source + ".weight", *shape))
+def put_layer_tensors(b, m, name, kind, source):
+    """Add the tensors of a sub-layer, except experts."""
+    sizes = {"width": m.width, "head": m.head, "queries": m.heads * m.head, "keys": m.keys * m.head, "ffn": m.ffn,
+             "experts": getattr(m, "experts", 0), "shared": getattr(m, "shared", 0)}
+    wanted = {"": True, "head_norm": m.norm != "none", "choice": getattr(m, "weights", "") == "sigmoid",
+              "shared": sizes["shared"] > 0}
+    for _, part, sources, rows, columns, when in (row for row in ROWS["TENSOR"] if row[0] == kind and wanted[row[5]]):
+        more = () if columns == "one" else (sizes[columns],)
+        b.put(f"{name}.{part}", *(b.take(source + x, sizes[n], *more) for x, n in zip(sources.split(), rows.split())))
 
 
 def put_experts(b, m, name, source):
@@ -327,42 +298,23 @@ def put_experts(b, m, name, source):
 
 
 def put_mixture(b, m, source, norm):
-    d = m.width
     name = b.layer("decoder", kind="moe", experts=m.experts, k=m.chosen, hidden=m.hidden, gate="topk",
                    weights=m.weights, expert="gated", output="none", scale=m.scale, shared=m.shared, residual=1, **norm)
-    b.weight(name + ".gate", source + "gate", m.experts, d)
-    if m.weights == "sigmoid":
-        b.put(name + ".gate.choice", b.take(source + "e_score_correction_bias", m.experts))
-    put_experts(b, m, name + ".experts", source + "experts.")
-    if m.shared:
-        put_units(b, m, name + ".shared", source + "shared_experts.", m.shared)
-    return name
-
-
-def put_units(b, m, name, source, hidden):
-    for part in ("up", "gate"):
-        b.weight(f"{name}.{part}", f"{source}{part}_proj", hidden, m.width)
-    b.weight(name + ".down", source + "down_proj", m.width, hidden)
+    put_layer_tensors(b, m, name, "moe", source)
+    put_experts(b, m, name + ".experts", source + "mlp.experts.")
 
 
 def put_layer(b, m, i):
-    d, queries, keys, source = m.width, m.heads * m.head, m.keys * m.head, f"model.layers.{i}."
+    source = f"model.layers.{i}."
     norm = {"norm": "before", "norm.kind": "rms", "epsilon": m.epsilon}
     name = b.layer("decoder", kind="attention", heads=m.heads, **{"kv_heads": m.keys, "head.size": m.head, "rotary": 1,
                                                                 "head.norm": m.norm}, residual=1, **norm)
-    b.weight(name + ".norm", source + "input_layernorm", d)
-    attention = source + "self_attn."
-    b.matrix(name + ".qkv", (attention + "q_proj", queries, d), (attention + "k_proj", keys, d),
-             (attention + "v_proj", keys, d))
-    for part in ("q_norm", "k_norm") if m.norm != "none" else ():
-        b.weight(f"{name}.{part}", attention + part, m.head)
-    b.weight(name + ".out", attention + "o_proj", d, queries)
+    put_layer_tensors(b, m, name, "attention", source)
     if m.sparse[i]:
-        name = put_mixture(b, m, source + "mlp.", norm)
+        put_mixture(b, m, source, norm)
     else:
         name = b.layer("decoder", kind="ffn", hidden=m.ffn, activation="swish", gated=1, residual=1, **norm)
-        put_units(b, m, name, source + "mlp.", m.ffn)
-    b.weight(name + ".norm", source + "post_attention_layernorm", d)
+        put_layer_tensors(b, m, name, "ffn", source)
 
 
 def put_embeddings(b, m, say):
@@ -391,9 +343,8 @@ def read_decoder(folder, say=lambda message: None, row=None, ids_only=False):
     """Return the metadata and tensors of a checkpoint."""
     config, generation = hf.read_configs(folder)
     m, stored = read_config(config), hf.open_checkpoint(folder, say)
-    found = build(m, config, generation, stored, tokens_meta(folder, m, say, row, ids_only),
-                  hf.files_in(folder), say)
-    config.end(NO_EFFECT, MIXTURE_KEYS if m.family in DENSE else (), hf.GENERATION, hf.GENERATION_NO_EFFECT, GENERATION,
+    found = build(m, config, generation, stored, tokens_meta(folder, m, say, row), hf.files_in(folder), say)
+    config.end(NO_EFFECT, MIXTURE_KEYS if ABOUT[m.family].dense else (), hf.GENERATION, hf.GENERATION_NO_EFFECT, GENERATION,
                GENERATION_NO_EFFECT, SAMPLING, hf.GENERATION_USED)
     return found
 
@@ -404,12 +355,12 @@ def build(m, config, generation, stored, tokens, files, say):
     add_end(decode, tokens, say)
     if m.places < m.context:
         say(f"limiting positions to {m.places} of the model's {m.context}")
-    b = Builder(canonical_names(stored, m, say))
+    b = hf.Builder(canonical_names(stored, m, say))
     put_embeddings(b, m, say)
     for i in range(m.layers):
         put_layer(b, m, i)
     name = b.layer("decoder", kind="norm", **{"norm.kind": "rms", "epsilon": m.epsilon})
-    b.weight(name + ".norm", "model.norm", m.width)
+    b.put(name + ".norm.weight", b.take("model.norm.weight", m.width))
     b.finish(re.compile(r".*rotary_emb\.inv_freq\Z"))
     meta = {"general.architecture": "decoder", "vocab.size": m.vocabulary, "model.width": m.width,
             "rotary.positions": m.places, "activation.block": 64, **tokens}

@@ -6,6 +6,7 @@ This module parses the header itself, so that a damaged header takes at most a s
 `gguf` package dequantises numbers to float32, block by block. Tensors get transformers' names, and keys the names of
 config.json; decoder.py then builds the model.
 """
+import json
 import math
 import os
 import re
@@ -19,6 +20,7 @@ import hf
 import hf_tokens
 import moefile
 import prompts
+import tables
 from hf_json import short
 from moefile import FormatError, open_regular
 
@@ -28,30 +30,16 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 STRING, ARRAY = 8, 9
 PLAIN = {0: "F32", 1: "F16", 30: "BF16"}  # readable without the `gguf` package
 
-FAMILIES = {"hy_v3": "hy_v3", "hunyuan-dense": "hunyuan_v1_dense", "hunyuan-moe": "hunyuan_v1_moe",
-            "qwen3moe": "qwen3_moe", "llama": "llama"}
-OUTSIDE = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
-           "output.weight": "lm_head.weight"}
-INSIDE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
-          "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-          "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate_inp": "mlp.gate",
-          **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
-          **{f"ffn_{x}_shexp": f"mlp.shared_experts.{x}_proj" for x in ("gate", "up", "down")}}
+ROWS = tables.read("decoder.inc")
+FAMILIES = {architecture: name for name, _, architecture, *_ in ROWS["FAMILY"]}
+OUTSIDE, INSIDE = ({theirs: own for place, theirs, own in ROWS["GGUF"] if place == where}
+                   for where in ("outside", "inside"))
 
-# tokenizer.ggml.pre -> (regular expressions of the splits, True for NFC, True if pieces that are tokens need no merges,
-# default of add_bos_token).
-PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
-DEEPSEEK = (r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-            PUNCTUATION + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|"
-            r"\s+(?!\S)|\s+")
-LLAMA_3 = ((byte_bpe.HY.replace(r"\p{N}|", r"\p{N}{1,3}|"),), False, True, True)
-PRE = {"hunyuan-dense": (DEEPSEEK, False, False, False), "hunyuan": ((byte_bpe.HY,), True, False, False),
-       "qwen2": ((byte_bpe.HY,), True, False, False), "smollm": ((r"\p{N}", byte_bpe.GPT2), False, False, False),
-       "gpt-2": ((byte_bpe.GPT2,), False, False, False), **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), LLAMA_3)}
+PRE = {name: ([byte_bpe.EXPRESSIONS[x] for x in expressions.split()], bool(nfc), bool(whole), bool(begin))
+       for name, expressions, nfc, whole, begin in ROWS["PRE"]}
 NORMAL, CONTROL, USER, UNUSED = 1, 3, 4, 5  # token types
-ENDS = "eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"  # keys of tokens that end an answer in llama.cpp
-SPELLED = {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
-           "</s>", "<EOT>", "[EOT]", "[EOS]", "<eos>", "<end_of_utterance>", "<｜end▁of▁sentence｜>"}  # control tokens
+ENDS = tuple(ROWS["ENDS"][0][0].split())
+SPELLED = {text for row in ROWS["SPELLED"] for text in row[0].split()}
 PIECE = re.compile(r"prompt\.(((system|answer)\.)?(prefix|suffix)|end)")
 
 
@@ -318,30 +306,7 @@ class Keys(hf.Config):
         raise FormatError(f"{self.path}: {key} is {short(value)}, which is not supported{more}")
 
 
-# Keys that the converter does not read, with their values that have no effect on a supported model (None for all).
-# Other unread keys are rejected by name, since they may change the computation. ARCH is the file's architecture. Based
-# on llama-arch.cpp of llama.cpp 0c1e570.
-OFF = 0, 0.0, False
-UNREAD = (
-    ("general.type", ("model",)), ("(general|split).*", None),
-    ("tokenizer.ggml.(scores|token_type_count|(seperator|cls|mask|unknown)_token_id|add_sep_token)", None),
-    ("tokenizer.ggml.(fim_(pre|suf|mid)|prefix|suffix|middle)_token_id", None),
-    ("tokenizer.ggml.(remove_extra_whitespaces|normalizer.(lowercase|strip_accents))", OFF),
-    ("tokenizer.(chat_templates|chat_template.*|huggingface.json|rwkv.world)", None),
-    ("tokenizer.*", ()),
-    ("ARCH.(vocab_size|rope.scaling.(original_context_length|finetuned|yarn_beta_(fast|slow)))", None),
-    ("ARCH.rope.scaling.(alpha|yarn_log_multiplier|yarn_ext_factor)", OFF),
-    ("ARCH.rope.scaling.(attn_factor|yarn_attn_factor)", (1.0,)),
-    ("ARCH.tensor_data_layout", ("Meta AI original pth",)),
-    ("ARCH.attention.causal", (True,)),
-    ("ARCH.(logit_scale|residual_scale|embedding_scale)", (0.0, 1.0)),
-    ("ARCH.(attention.scale|attention.(clamp_kqv|max_alibi_bias)|(attn|router|final)_logit_softcapping)", OFF),
-    ("ARCH.(attention.sliding_window|use_parallel_residual|swin_norm|pooling_type|n_deepstack_layers)", OFF),
-    ("ARCH.(moe_every_n_layers|interleave_moe_layer_step|expert_group_count|expert_group_used_count)", (0, 1)),
-    ("ARCH.expert_(count|used_count|shared_count)", (0, 1)),  # read in mixtures
-    ("ARCH.expert_(gating_func|weights_norm|weights_scale|feed_forward_length|shared_feed_forward_length)", None),
-    ("(ARCH|adapter|imatrix|clip|xielu|diffusion).*", ()),
-    ("*", None))  # llama.cpp reads no other keys; programs add notes such as quantize.imatrix.file
+UNREAD = [(name, tuple(json.loads(values)) if values else None) for name, values in ROWS["UNREAD"]]
 
 
 def is_one_of(value, fine):
@@ -370,20 +335,12 @@ def check_layers(k, stored, layers, all_layers):
                               f"of {all_layers} has no tensor nextn.eh_proj")
 
 
-# (tensor, axis, keys): the dimension of the first such tensor is the product of the keys.
-DIMENSIONS = ((r"token_embd", 1, ("embedding_length",)),
-              (r"blk\.0\.attn_q", 0, ("attention.head_count", "attention.key_length")),
-              (r"blk\.0\.attn_k", 0, ("attention.head_count_kv", "attention.key_length")),
-              (r"blk\.\d+\.ffn_gate", 0, ("feed_forward_length",)),
-              (r"blk\.\d+\.ffn_up_exps", 0, ("expert_count",)),
-              (r"blk\.\d+\.ffn_up_exps", 1, ("expert_feed_forward_length",)))
-
-
 def check_dimensions(k, stored):
     """Reject keys that contradict the tensors."""
-    for pattern, axis, keys in DIMENSIONS:
-        t = next((t for name, t in stored.items() if re.fullmatch(pattern + r"\.weight", name)), None)
-        sizes = {f"{k.architecture}.{key}": k.of(key, int, 0) for key in keys if t is not None}
+    for tensor, first, axis, keys in ROWS["DIMENSION"]:
+        pattern = rf"(blk\.{'0' if first else '[0-9]+'}\.)?{tensor}\.weight"
+        t = next((t for name, t in stored.items() if re.fullmatch(pattern, name)), None)
+        sizes = {f"{k.architecture}.{key}": k.of(key, int, 0) for key in keys.split() if t is not None}
         if sizes and axis < len(t.shape) and all(sizes.values()) and math.prod(sizes.values()) != t.shape[axis]:
             raise FormatError(f"{k.path}: {' and '.join(f'{key} {size}' for key, size in sizes.items())} contradict "
                               f"tensor {t.name} {list(t.shape)}")
@@ -451,7 +408,7 @@ def config_of(k, family, stored):
 
 def mixture_of(k, family, c, sparse, stored):
     """Add mixture settings to `c`."""
-    if family in decoder.DENSE:
+    if decoder.ABOUT[family].dense:
         raise FormatError(f"{k.path}: experts are not supported in {k.architecture!r} models")
     k.must_be("expert_gating_func", int, *((2, 0) if family == "hy_v3" else (1, 0)))  # 2: sigmoid, 1: softmax
     k.must_be("expert_weights_norm", bool, True)
@@ -602,9 +559,7 @@ def tokens_of(k, m, say, wanted, ids_only):
 
 # ---- The model -------------------------------------------------------------------------------------------------------
 
-SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
-            "penalty_repeat": "repetition_penalty"}
-OTHER_SAMPLING = {"sequence": (), "mirostat": (0,), "xtc_probability": (0.0,), "penalty_last_n": ()}
+SAMPLING, OTHER_SAMPLING = dict(ROWS["RECOMMENDED"]), tables.choices(ROWS["OTHER_SAMPLING"])
 
 
 def generation_of(k, ends, say):

@@ -20,6 +20,7 @@ import numpy as np
 
 import hf_tokens
 import moefile
+import tables
 import torchfile
 from hf_json import parse_json, read_json, short
 from moefile import FormatError, open_regular
@@ -297,17 +298,9 @@ class Config:
                                   "model does not depend on it")
 
 
-# Keys of config.json that do not change translations: training, labels, data types, outputs.
-NO_EFFECT = set("""
-    _name_or_path name_or_path _commit_hash transformers_version torch_dtype dtype use_bfloat16 tf_legacy_loss
-    _attn_implementation attn_implementation _attn_implementation_autoset use_cache return_dict torchscript output_past
-    output_attentions output_hidden_states output_router_logits dropout attention_dropout activation_dropout
-    classif_dropout classifier_dropout encoder_layerdrop decoder_layerdrop init_std gradient_checkpointing
-    id2label label2id _num_labels num_labels finetuning_task problem_type num_hidden_layers chunk_size_feed_forward
-    add_cross_attention cross_attention_hidden_size bos_token_id unk_token_id sep_token_id cls_token_id mask_token_id
-    router_type router_z_loss_coef router_aux_loss_coef expert_capacity router_ignore_padding_tokens
-    normalize_router_prob_before_dropping batch_prioritized_routing
-    static_position_embeddings extra_pos_embeddings add_bias_logits do_blenderbot_90_layernorm""".split())
+# Keys of config.json that do not change translations: training, labels, types of computation, what is returned.
+ROWS = tables.read("decoder.inc")
+NO_EFFECT = tables.words(ROWS["IGNORED"], "config")
 # Keys with only one supported value, listed with its synonyms; the default is the first.
 ONLY = {"is_encoder_decoder": (True,), "quantization_config": (None,), "is_decoder": (False,),
         "tie_encoder_decoder": (False,), "pruned_heads": (None, {}), "prefix": (None, ""), "auto_map": (None,),
@@ -372,25 +365,10 @@ def read_mixture(c, m):
 
 GENERATION_FILE = "generation_config.json"
 # Keys of this file with only one supported meaning, listed with its synonyms.
-GENERATION = {"do_sample": (False, None), "num_beam_groups": (1, None), "no_repeat_ngram_size": (0, None),
-              "min_length": (0, None, 1), "encoder_no_repeat_ngram_size": (0, None), "repetition_penalty": (1.0, None),
-              "encoder_repetition_penalty": (1.0, None), "diversity_penalty": (0.0, None), "min_new_tokens": (0, None),
-              "suppress_tokens": (None, []), "begin_suppress_tokens": (None, []), "sequence_bias": (None, {}, []),
-              "constraints": (None, []), "force_words_ids": (None, []), "exponential_decay_length_penalty": (None,),
-              "stop_strings": (None, []), "dola_layers": (None,), "watermarking_config": (None,), "max_time": (None,),
-              "guidance_scale": (1.0, None), "penalty_alpha": (None, 0.0), "token_healing": (False, None),
-              "cache_implementation": (None, "dynamic", "static", "offloaded", "offloaded_static", "hybrid")}
+GENERATION = tables.choices(ROWS["GENERATION"])
 # Keys that do not change which tokens are generated without sampling.
-GENERATION_NO_EFFECT = set("""
-    transformers_version _from_model_config _commit_hash use_cache cache_config return_legacy_cache prefill_chunk_size
-    low_memory compile_config disable_compile output_attentions output_hidden_states output_scores output_logits
-    return_dict_in_generate num_return_sequences remove_invalid_values is_assistant num_assistant_tokens
-    num_assistant_tokens_schedule assistant_confidence_threshold assistant_early_exit assistant_lookbehind
-    target_lookbehind prompt_lookup_num_tokens max_matching_ngram_size pad_token_id bos_token_id temperature top_k top_p
-    min_p typical_p epsilon_cutoff eta_cutoff""".split())
-GENERATION_USED = ("num_beams", "length_penalty", "early_stopping", "max_length", "max_new_tokens", "bad_words_ids",
-                   "renormalize_logits", "forced_eos_token_id", "forced_bos_token_id", "decoder_start_token_id",
-                   "eos_token_id")
+GENERATION_NO_EFFECT = tables.words(ROWS["IGNORED"], "generation")
+GENERATION_USED = tables.words(ROWS["IGNORED"], "used_generation")
 
 
 def start_of(c, m):

@@ -16,6 +16,7 @@
     languages.english, .chinese    names of the languages in wordings
     languages.named                codes of languages that the authors name, separated by spaces, if they name any
 """
+import hashlib
 import json
 import os
 import re
@@ -24,6 +25,7 @@ import sys
 
 import numpy as np
 
+import tables
 from hf_json import contents, read_json, short
 from moefile import FormatError, read_bounded
 
@@ -36,12 +38,11 @@ TALKS = "u", "su", "uauau", "suau"  # u: user, s: system, a: assistant
 ROLES = {"s": "system", "u": "user", "a": "assistant"}
 TOKENS = "bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"
 WITHOUT = "; or use --prompts none"
-# Default special tokens of transformers' classes, and the default classes of families.
-END = "<|endoftext|>"
-CLASS_TOKENS = {"GPT2Tokenizer": {"bos_token": END, "eos_token": END, "unk_token": END},
-                "Qwen2Tokenizer": {"eos_token": END, "pad_token": END, "unk_token": END},
-                "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}}
-FAMILY_CLASSES = {"llama": "LlamaTokenizer", "qwen3_moe": "Qwen2Tokenizer"}
+# Special tokens of transformers' classes if the files name none, and the classes of families.
+ROWS, CLASS_TOKENS = tables.read("decoder.inc"), {}
+for kind, token, text in ROWS["SPECIALS"]:
+    CLASS_TOKENS.setdefault(kind, {})[token] = text
+FAMILY_CLASSES = dict(ROWS["CLASS"])
 
 
 def data():
@@ -125,6 +126,15 @@ def cut(template, values, where, say=lambda message: None):
     if cuts[2] and not answer:
         found["end"] = cuts[2][2]
     return {"prefix": prefix, "suffix": suffix, **found}
+
+
+def known_row(template, about, families=()):
+    """Return the row of `templates` in prompts.json for the converter in C: the template's SHA-256 and its pieces, with
+    names of special tokens in braces. Templates that use the settings of a family need a row per family."""
+    settings = data()["settings"].get(families[0], {}) if families else {}
+    pieces = cut(template, {**{name: "{" + name + "}" for name in TOKENS}, **settings}, about)
+    return {"about": about, "sha256": hashlib.sha256(template.encode()).hexdigest(), "families": list(families),
+            "pieces": pieces}
 
 
 def row_for(rows, family, name, wanted):

@@ -1,0 +1,29 @@
+/* convert.h - converts published checkpoints to model files without Python: Marian's folders, decoder-only models in
+ * Hugging Face's layout, and GGUF files.
+ *
+ * The files are the same, byte for byte, as those of convert.py, which supports more families, layouts and options.
+ */
+#ifndef CONVERT_CONVERT_H
+#define CONVERT_CONVERT_H
+
+#include "moe.h"
+
+typedef struct convert_options {
+    const char *path;                                   /* a folder, or a file of a model */
+    const char *name, *description, *licence, *attribution; /* general.*; NULL: as the files state */
+    moe_type type, experts;                             /* number formats; MOE_TYPE_KEEP: the layout's default */
+    void (*note)(void *user, const char *message);      /* receives consequences of missing parts; may be NULL */
+    void *user;
+} convert_options;
+
+typedef enum convert_layout { CONVERT_NONE, CONVERT_MARIAN, CONVERT_HUB, CONVERT_GGUF } convert_layout;
+
+/* Guess the layout of a folder or a file by the names of its files; CONVERT_NONE if it is no published model. */
+convert_layout convert_guess(const char *path);
+
+/* Convert to the file `out`, which appears only when complete. Uses memory for the largest matrix or expert and for the
+ * tokeniser. Errors: MOE_ERROR_IO, MOE_ERROR_FORMAT (damaged, incomplete or inconsistent files, options that the engine
+ * lacks), MOE_ERROR_UNSUPPORTED (convert.py may support the files), MOE_ERROR_MEMORY, MOE_ERROR_CANCELLED. */
+moe_status convert_model(const convert_options *options, const char *out, moe_error *error);
+
+#endif

@@ -1,0 +1,586 @@
+/* decoder.c - see decoder.h */
+#include "tools/convert/decoder.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BLOCK = 64, LIMIT = 512, MAX_SOURCES = 3, NAME = 160 };
+
+/* ---- Tables ---- */
+
+static const decoder_family families[] = {
+#define FAMILY(name, class, architecture, head_norm, tied, epsilon, dense) \
+    { name, class, architecture, head_norm, tied, epsilon, dense },
+#include "tools/convert/decoder.inc"
+};
+enum { FAMILIES = sizeof families / sizeof *families };
+
+static const char *const sampling_names[DECODER_SAMPLING] = {
+#define SAMPLING(key, kind, least, most) key,
+#include "tools/convert/decoder.inc"
+};
+enum { real, whole };
+static const int sampling_kinds[DECODER_SAMPLING] = {
+#define SAMPLING(key, kind, least, most) kind,
+#include "tools/convert/decoder.inc"
+};
+
+enum { one, width, queries, ffn, shared, DIMENSIONS };
+typedef struct tensor_row {
+    const char *kind, *name, *sources, *rows;
+    int columns;
+    const char *when;
+} tensor_row;
+static const tensor_row tensor_rows[] = {
+#define TENSOR(kind, name, sources, rows, columns, when) { kind, name, sources, rows, columns, when },
+#include "tools/convert/decoder.inc"
+};
+
+static const struct {
+    const char *published, *own;
+} spellings[] = {
+#define SPELLING(published, own) { published, own },
+#include "tools/convert/decoder.inc"
+};
+
+const decoder_family *decoder_family_named(const char *name) {
+    for (size_t i = 0; i < FAMILIES; i++)
+        if (strcmp(families[i].name, name) == 0) return &families[i];
+    return NULL;
+}
+
+const decoder_family *decoder_family_of(const char *name, size_t length) {
+    for (size_t i = 0; i < FAMILIES; i++)
+        if (text_is(name, length, families[i].architecture)) return &families[i];
+    return NULL;
+}
+
+void decoder_families(int of_gguf, char *out, size_t size) {
+    size_t n = 0;
+    for (size_t i = 0; i < FAMILIES && n < size; i++)
+        n += (size_t)snprintf(out + n, size - n, "%s%s", i ? ", " : "",
+                              of_gguf ? families[i].architecture : families[i].name);
+}
+
+/* ---- Configuration ---- */
+
+int decoder_check(making *m, const decoder *d) {
+    if (d->heads % d->keys)
+        return making_refuse(m, d->file, "the number of key heads, %" PRId64 ", does not divide that of heads, %" PRId64,
+                             d->keys, d->heads);
+    if (d->head % 2) return making_refuse(m, d->file, "heads of %" PRId64 " columns: must be even", d->head);
+    return 1;
+}
+
+int decoder_rotate(making *m, decoder *d, double theta) {
+    const size_t half = (size_t)d->head / 2;
+    d->frequencies = making_keep(m, NULL, half * sizeof *d->frequencies);
+    for (size_t i = 0; d->frequencies && i < half; i++)
+        d->frequencies[i] = pow(theta, -2.0 * (double)i / (double)d->head);
+    return d->frequencies != NULL;
+}
+
+void decoder_begin_with(making *m, decoder *d, decoder_tokens *t, int64_t start, const char *file) {
+    if (t->pieces.texts[PROMPT_PREFIX]) return;
+    d->bos = start;
+    t->begins = 1;
+    making_note(m, "each text begins with the bos token %" PRId64 ", as %s requires", start, file);
+}
+
+static int64_t positions(const decoder *d) {
+    return d->context < DECODER_POSITIONS ? d->context : DECODER_POSITIONS;
+}
+
+static int any_sparse(const decoder *d) {
+    for (int64_t i = 0; i < d->layers; i++)
+        if (d->sparse[i]) return 1;
+    return 0;
+}
+
+/* ---- Names ---- */
+
+/* Return the number of the layer that a tensor belongs to, or -1. Sets *rest to the text after the number. */
+static int64_t layer_of(const char *name, const char **rest) {
+    static const char begin[] = "model.layers.";
+    char *end;
+    if (!text_begins_with(name, strlen(name), begin) || name[sizeof begin - 1] < '0' || name[sizeof begin - 1] > '9')
+        return -1;
+    const long long i = strtoll(name + sizeof begin - 1, &end, 10);
+    *rest = end;
+    return *end == '.' ? i : -1;
+}
+
+/* Return a name with all published spellings replaced. NULL after an error. */
+static const char *own_spelling(making *m, const char *name) {
+    for (size_t i = 0; name && i < sizeof spellings / sizeof *spellings; i++) {
+        const char *at = strstr(name, spellings[i].published);
+        const size_t old = strlen(spellings[i].published), new = strlen(spellings[i].own);
+        if (!at) continue;
+        char *copy = making_keep(m, NULL, strlen(name) + new);
+        if (copy)
+            snprintf(copy, strlen(name) + new, "%.*s%s%s", (int)(at - name), name, spellings[i].own, at + old);
+        name = copy;
+    }
+    return name;
+}
+
+/* Reject layers after the last one unless they predict further tokens. */
+static int check_skipped(making *m, const decoder *d, const stored_list *list, int64_t layer, const stored *first) {
+    for (size_t i = 0; i < list->n; i++) {
+        const char *rest;
+        if (layer_of(list->items[i].name, &rest) == layer && strstr(rest, "eh_proj")) {
+            making_note(m, "skipping layer %" PRId64 ", which predicts further tokens", layer);
+            return 1;
+        }
+    }
+    return making_refuse(m, first->file,
+                         "tensor %.60s: the model has %" PRId64 " layers, and only layers with eh_proj, which predict "
+                         "further tokens, may follow",
+                         first->own, d->layers);
+}
+
+int decoder_rename(making *m, const decoder *d, stored_list *list) {
+    stored_list out = { 0 };
+    int64_t last = -1;
+    int good = 1;
+    for (size_t i = 0; i < list->n && good; i++) {
+        stored t = list->items[i];
+        const char *rest;
+        const int64_t layer = layer_of(t.name, &rest);
+        if (layer >= d->layers) {
+            if (layer != last) good = check_skipped(m, d, list, layer, &t);
+            last = layer;
+            continue;
+        }
+        const size_t length = strlen(t.name);
+        t.name = own_spelling(m, t.name);
+        const stored *other = t.name ? stored_find(&out, t.name) : NULL;
+        if (other)
+            good = making_refuse(m, t.file, "tensors %.60s and %.60s are the same tensor under two names", t.own,
+                                 other->own);
+        else if (text_ends_with(t.own, strlen(t.own), "weight_scale") || strstr(t.own, "weight_scale_inv") ||
+                 text_ends_with(t.own, strlen(t.own), "input_scale"))
+            good = making_refuse(m, t.file, "tensor %.100s: weights in FP8 are not supported", t.own);
+        else good = t.name && length && stored_add(m, &out, &t);
+    }
+    stored_free(list);
+    *list = out;
+    return good;
+}
+
+/* ---- Tensors ---- */
+
+/* `rows` rows of a stored tensor from row `first` on; rows count through all matrices of the tensor. */
+typedef struct part {
+    const stored *item;
+    uint64_t first, rows;
+} part;
+
+typedef struct tensor {
+    const char *name;
+    enum { FROM_PARTS, FROM_POSITIONS } from;
+    part *parts; /* of experts: a gate, an up and a down matrix each */
+    size_t n_parts, rows, cols, experts; /* cols 0: a vector; experts: rows is their hidden width */
+    int f32;
+} tensor;
+
+typedef struct builder {
+    making *m;
+    const decoder *d;
+    stored_list *list;
+    tensor *tensors;
+    size_t n, capacity;
+    moe_type type, experts;
+    int layers;
+    const char *last; /* tensor that was refused */
+} builder;
+
+/* Add a tensor with room for `parts` parts; NULL after an error. */
+static tensor *add_tensor(builder *b, const char *name, size_t rows, size_t cols, size_t parts) {
+    tensor t = { .rows = rows, .cols = cols };
+    t.name = making_keep(b->m, name, strlen(name));
+    t.parts = making_keep(b->m, NULL, parts * sizeof *t.parts);
+    if (!t.name || !t.parts) return NULL;
+    if (!making_failed(b->m, text_add(&b->tensors, &b->n, &b->capacity, &t, 1, sizeof t, b->m->error))) return NULL;
+    return &b->tensors[b->n - 1];
+}
+
+/* Return a tensor of the checkpoint after checking its shape; dims[] ends with 0. NULL after an error. */
+static const stored *take(builder *b, const char *name, const uint64_t dims[4]) {
+    stored *t = stored_find(b->list, name);
+    char shape[64], own[64];
+    stored wanted = { .n_dims = 0 };
+    if (b->m->status) return NULL;
+    while (wanted.n_dims < 3 && dims[wanted.n_dims]) wanted.dims[wanted.n_dims] = dims[wanted.n_dims], wanted.n_dims++;
+    stored_shape(&wanted, shape, sizeof shape);
+    if (!t)
+        return making_refuse(b->m, b->d->file, "tensor %.90s is missing: the configuration requires shape %s", name,
+                             shape),
+               NULL;
+    if (!t->format->decode)
+        return making_unsupported(b->m, t->file, "number format %s of tensor %.80s is not supported", t->format->name,
+                                  t->own),
+               NULL;
+    if (t->n_dims != wanted.n_dims || memcmp(t->dims, wanted.dims, t->n_dims * sizeof *t->dims) != 0)
+        return making_refuse(b->m, t->file, "tensor %.80s has shape %s: the configuration requires %s", t->own,
+                             stored_shape(t, own, sizeof own), shape),
+               NULL;
+    t->taken = 1;
+    return t;
+}
+
+static void add_part(tensor *t, const stored *item, uint64_t first, uint64_t rows) {
+    if (t && item) t->parts[t->n_parts++] = (part){ item, first, rows };
+}
+
+/* Add a tensor that is stored as it is, with the given name. */
+static void put_one(builder *b, const char *name, const char *source, int64_t rows, int64_t cols) {
+    tensor *t = add_tensor(b, name, (size_t)rows, (size_t)cols, 1);
+    add_part(t, take(b, source, (const uint64_t[4]){ (uint64_t)rows, (uint64_t)cols }), 0, (uint64_t)rows);
+}
+
+/* Return the size that a word of TENSOR stands for. */
+static int64_t size_named(const decoder *d, const char *word, size_t n) {
+    if (text_is(word, n, "width")) return d->width;
+    if (text_is(word, n, "head")) return d->head;
+    if (text_is(word, n, "queries")) return d->heads * d->head;
+    if (text_is(word, n, "keys")) return d->keys * d->head;
+    if (text_is(word, n, "ffn")) return d->ffn;
+    if (text_is(word, n, "experts")) return d->experts;
+    return d->shared;
+}
+
+static int64_t size_of(const decoder *d, int dimension) {
+    static const char *const words[DIMENSIONS] = { "", "width", "queries", "ffn", "shared" };
+    return dimension == one ? 0 : size_named(d, words[dimension], strlen(words[dimension]));
+}
+
+static int is_wanted(const decoder *d, const char *when) {
+    if (strcmp(when, "head_norm") == 0) return strcmp(d->family->head_norm, "none") != 0;
+    if (strcmp(when, "choice") == 0) return strcmp(d->weights, "sigmoid") == 0;
+    return strcmp(when, "shared") != 0 || d->shared > 0;
+}
+
+/* Add the tensors of a sub-layer of layer `i`, except experts. */
+static void put_tensors(builder *b, const char *kind, const char *name, int64_t i) {
+    char full[NAME], source[NAME];
+    for (size_t r = 0; r < sizeof tensor_rows / sizeof *tensor_rows; r++) {
+        const tensor_row *row = &tensor_rows[r];
+        if (strcmp(row->kind, kind) != 0 || !is_wanted(b->d, row->when)) continue;
+        snprintf(full, sizeof full, "%s.%s", name, row->name);
+        const int64_t cols = size_of(b->d, row->columns);
+        tensor *t = add_tensor(b, full, 0, (size_t)cols, MAX_SOURCES);
+        const char *s = row->sources, *n = row->rows;
+        while (t && *s) {
+            const size_t length = strcspn(s, " "), letters = strcspn(n, " ");
+            const int64_t rows = size_named(b->d, n, letters);
+            snprintf(source, sizeof source, "model.layers.%" PRId64 ".%.*s", i, (int)length, s);
+            add_part(t, take(b, source, (const uint64_t[4]){ (uint64_t)rows, (uint64_t)cols }), 0, (uint64_t)rows);
+            t->rows += (size_t)rows;
+            s += length + strspn(s + length, " ");
+            n += letters + strspn(n + letters, " ");
+        }
+        if (t) t->f32 = strcmp(row->name, "gate.weight") == 0 && strcmp(kind, "moe") == 0;
+    }
+}
+
+/* Add the experts: as published, one tensor per expert and matrix; gate on top of up in one tensor for all experts; or,
+ * in GGUF, a tensor for all experts per matrix. */
+static void put_experts(builder *b, const char *name, int64_t i) {
+    static const char *const parts[] = { "gate", "up", "down" };
+    const decoder *d = b->d;
+    const uint64_t e = (uint64_t)d->experts, f = (uint64_t)d->hidden, w = (uint64_t)d->width;
+    const uint64_t shapes[3][2] = { { f, w }, { f, w }, { w, f } };
+    char full[NAME], source[NAME], both[NAME];
+    snprintf(full, sizeof full, "%s.experts", name);
+    snprintf(both, sizeof both, "model.layers.%" PRId64 ".mlp.experts.gate_up_proj", i);
+    tensor *t = add_tensor(b, full, (size_t)f, (size_t)w, 3 * (size_t)e);
+    if (!t) return;
+    t->experts = (size_t)e;
+    t->n_parts = 3 * (size_t)e;
+    const int fused = stored_find(b->list, both) != NULL;
+    for (size_t k = 0; k < 3; k++) {
+        const uint64_t rows = shapes[k][0], cols = shapes[k][1];
+        const char *dot = fused ? "" : "*";
+        snprintf(source, sizeof source, "model.layers.%" PRId64 ".mlp.experts.%s%s_proj", i, dot, parts[k]);
+        const stored *all = NULL;
+        const uint64_t stacked = fused && k < 2 ? 2 * f : rows;
+        if (fused && k < 2) all = take(b, both, (const uint64_t[4]){ e, 2 * f, w });
+        else if (fused || stored_find(b->list, source)) all = take(b, source, (const uint64_t[4]){ e, rows, cols });
+        for (size_t x = 0; x < (size_t)e && b->m->status == MOE_OK; x++) {
+            const stored *item = all;
+            const uint64_t first = x * stacked + (fused && k == 1 ? f : 0);
+            snprintf(source, sizeof source, "model.layers.%" PRId64 ".mlp.experts.%zu.%s_proj.weight", i, x, parts[k]);
+            if (!item) item = take(b, source, (const uint64_t[4]){ rows, cols });
+            t->parts[3 * x + k] = (part){ item, all ? first : 0, rows };
+        }
+    }
+}
+
+/* ---- Layers ---- */
+
+static void put_key(builder *b, const char *layer, const char *key, int64_t value) {
+    char all[96];
+    snprintf(all, sizeof all, "%s.%s", layer, key);
+    making_put_int(b->m, all, value);
+}
+
+static void put_word(builder *b, const char *layer, const char *key, const char *value) {
+    char all[96];
+    snprintf(all, sizeof all, "%s.%s", layer, key);
+    making_put_text(b->m, all, value);
+}
+
+static void put_number(builder *b, const char *layer, const char *key, double value) {
+    char all[96];
+    snprintf(all, sizeof all, "%s.%s", layer, key);
+    making_put_real(b->m, all, value);
+}
+
+/* Begin a sub-layer: write its name, such as decoder.3, to name[24]. */
+static void begin_layer(builder *b, const char *kind, char *name) {
+    snprintf(name, 24, "decoder.%d", b->layers++);
+    put_word(b, name, "kind", kind);
+}
+
+static void put_norm(builder *b, const char *name, int before) {
+    if (before) {
+        put_key(b, name, "residual", 1);
+        put_word(b, name, "norm", "before");
+    }
+    put_word(b, name, "norm.kind", "rms");
+    put_number(b, name, "epsilon", b->d->epsilon);
+}
+
+static void put_mixture(builder *b, int64_t i) {
+    const decoder *d = b->d;
+    char name[24];
+    begin_layer(b, "moe", name);
+    put_key(b, name, "experts", d->experts);
+    put_key(b, name, "k", d->chosen);
+    put_key(b, name, "hidden", d->hidden);
+    put_word(b, name, "gate", "topk");
+    put_word(b, name, "weights", d->weights);
+    put_word(b, name, "expert", "gated");
+    put_word(b, name, "output", "none");
+    put_number(b, name, "scale", d->scale);
+    put_key(b, name, "shared", d->shared);
+    put_norm(b, name, 1);
+    put_tensors(b, "moe", name, i);
+    put_experts(b, name, i);
+}
+
+static void put_layer(builder *b, int64_t i) {
+    const decoder *d = b->d;
+    char name[24];
+    begin_layer(b, "attention", name);
+    put_key(b, name, "heads", d->heads);
+    put_key(b, name, "kv_heads", d->keys);
+    put_key(b, name, "head.size", d->head);
+    put_key(b, name, "rotary", 1);
+    put_word(b, name, "head.norm", d->family->head_norm);
+    put_norm(b, name, 1);
+    put_tensors(b, "attention", name, i);
+    if (d->sparse[i]) {
+        put_mixture(b, i);
+        return;
+    }
+    begin_layer(b, "ffn", name);
+    put_key(b, name, "hidden", d->ffn);
+    put_word(b, name, "activation", "swish");
+    put_key(b, name, "gated", 1);
+    put_norm(b, name, 1);
+    put_tensors(b, "ffn", name, i);
+}
+
+/* Add the embedding, and check that a tied output matrix equals it. */
+static void put_embedding(builder *b) {
+    static const char *const names[] = { "model.embed_tokens.weight", "lm_head.weight" };
+    const decoder *d = b->d;
+    const uint64_t shape[4] = { (uint64_t)d->vocabulary, (uint64_t)d->width };
+    const int tied = d->tied && stored_find(b->list, names[1]), alone = tied && !stored_find(b->list, names[0]);
+    const stored *first = take(b, names[alone], shape), *second = tied && !alone ? take(b, names[1], shape) : NULL;
+    tensor *t = add_tensor(b, "embedding.weight", shape[0], shape[1], 1);
+    if (first && second && first->data != second->data &&
+        (first->format != second->format || memcmp(first->data, second->data, (size_t)stored_bytes(first)) != 0))
+        making_refuse(b->m, first->file, "tensors %.60s and %.60s should be tied, but differ", first->own, second->own);
+    add_part(t, first, 0, shape[0]);
+    t = add_tensor(b, "rotary.weight", (size_t)positions(d), (size_t)d->head, 1);
+    if (!t) return;
+    t->from = FROM_POSITIONS;
+    t->f32 = 1;
+}
+
+/* Put the layers in the metadata and all tensors in file order, and reject tensors that the configuration lacks. */
+static int put_model(builder *b) {
+    static const char frequencies[] = "rotary_emb.inv_freq";
+    const decoder *d = b->d;
+    const size_t count_at = b->m->n_entries;
+    char name[24], full[NAME];
+    making_put_int(b->m, "decoder.layers", 0);
+    put_embedding(b);
+    for (int64_t i = 0; i < d->layers && b->m->status == MOE_OK; i++) put_layer(b, i);
+    begin_layer(b, "norm", name);
+    put_norm(b, name, 0);
+    snprintf(full, sizeof full, "%s.norm.weight", name);
+    put_one(b, full, "model.norm.weight", d->width, 0);
+    if (!d->tied) put_one(b, "output.weight", "lm_head.weight", d->vocabulary, d->width);
+    if (b->m->status) return 0;
+    b->m->entries[count_at].integer = b->layers;
+    for (size_t i = 0; i < b->list->n; i++) {
+        const stored *t = &b->list->items[i];
+        char shape[64];
+        if (!t->taken && !text_ends_with(t->name, strlen(t->name), frequencies))
+            return making_refuse(b->m, t->file, "unexpected tensor %.80s %s: not described by the configuration", t->own,
+                                 stored_shape(t, shape, sizeof shape));
+    }
+    return 1;
+}
+
+/* ---- Metadata ---- */
+
+/* Add the token that the chat template puts after an answer to those that end an answer. */
+static void add_end(making *m, decoder_search *s, const decoder_tokens *t) {
+    const char *text = t->pieces.texts[PROMPT_ANSWER_END];
+    if (!text) text = t->pieces.texts[PROMPT_END];
+    if (!text || !t->found) return;
+    while (*text && strchr(" \t\n\v\f\r", *text)) text++;
+    const pack_added *end = pack_added_at(&t->parts, text);
+    for (size_t i = 0; end && i < s->n_ends; i++)
+        if (s->ends[i] == end->id) return;
+    if (!end) return;
+    s->ends[s->n_ends++] = end->id;
+    making_note(m, "answers also end with token %" PRId64 ", '%.*s', which follows answers in the chat template", end->id,
+                (int)end->content.length, end->content.data);
+}
+
+static void put_search(making *m, const decoder *d, decoder_search *s, const decoder_tokens *t) {
+    const int64_t half = positions(d) / 2, limit = half < LIMIT ? half : LIMIT;
+    const size_t published = s->n_ends;
+    char key[48];
+    making_put_int(m, "token.bos", d->bos);
+    making_put_int(m, "token.eos", s->ends[0]);
+    making_put_text(m, "decode.rules", "hf");
+    making_put_int(m, "decode.beam", s->beam);
+    making_put_real(m, "decode.length_penalty", s->length_penalty);
+    making_put_real(m, "decode.length_constant", 0);
+    making_put_int(m, "decode.early_stopping", s->early_stopping);
+    making_put_int(m, "decode.max_new", limit);
+    making_put_int(m, "limit.source", limit);
+    making_put_int(m, "limit.target", limit);
+    for (size_t i = 0; i < DECODER_SAMPLING; i++) {
+        if (isnan(s->sample[i])) continue;
+        const double value = s->sample[i] < 0 ? 0 : s->sample[i]; /* top_k -1 means no limit */
+        snprintf(key, sizeof key, "sample.%s", sampling_names[i]);
+        if (sampling_kinds[i] == whole) making_put_int(m, key, (int64_t)value);
+        else making_put_real(m, key, value);
+    }
+    add_end(m, s, t);
+    if (published > 1) making_put_ints(m, "token.ends", s->ends + 1, s->n_ends - 1);
+    if (s->pad >= 0) making_put_int(m, "token.pad", s->pad);
+    if (published == 1 && s->n_ends > 1) making_put_ints(m, "token.ends", s->ends + 1, s->n_ends - 1);
+}
+
+static void put_tokens(making *m, const decoder *d, const decoder_tokens *t) {
+    making_put_text(m, "tokenizer.kind", t->found ? "byte-bpe" : "none");
+    if (t->found) making_put_span(m, "tokenizer.model", MOE_META_BYTES, t->blob.data, t->blob.length);
+    if (t->pieces.texts[PROMPT_PREFIX]) prompts_put(m, &t->pieces, d->family->name, t->name);
+    if (t->begins) making_put_int(m, "source.bos", 1);
+}
+
+/* ---- Writing ---- */
+
+static void fill_positions(const decoder *d, size_t row, float *out) {
+    const size_t half = (size_t)d->head / 2;
+    for (size_t i = 0; i < half; i++) {
+        const double angle = (double)row * d->frequencies[i];
+        out[i] = (float)cos(angle);
+        out[half + i] = (float)sin(angle);
+    }
+}
+
+/* Stop moe_model_write, which rejects this number. */
+static void stop_at(builder *b, const tensor *t, const stored *item, const char *problem, float *out) {
+    making_refuse(b->m, item->file, "tensor %.80s %s", t->experts || !item->own ? t->name : item->own, problem);
+    out[0] = NAN;
+}
+
+/* Return 1 if Q8 can represent a row. */
+static int fits_q8(const float *row, size_t cols) {
+    float largest = 0;
+    for (size_t i = 0; i < cols; i++) largest = fabsf(row[i]) > largest ? fabsf(row[i]) : largest;
+    return !(largest > 0) || !isinf(127.0f / largest);
+}
+
+static void fill(void *user, size_t index, size_t piece, size_t row, float *out, size_t cols) {
+    builder *b = user;
+    const tensor *t = &b->tensors[index];
+    const part *p = t->parts;
+    size_t n = cols;
+    if (t->from == FROM_POSITIONS) {
+        fill_positions(b->d, row, out);
+        return;
+    }
+    if (t->experts) {
+        const size_t k = row < t->rows ? 0 : row < 2 * t->rows ? 1 : 2;
+        p = &t->parts[3 * piece + k];
+        row -= k * t->rows;
+    }
+    while (!t->experts && t->cols && row >= p->rows) row -= p++->rows;
+    if (!t->cols) n = (size_t)p->rows; /* a vector */
+    if (!stored_row(p->item, p->first + row, out, n)) stop_at(b, t, p->item, "contains values that are not finite", out);
+    else if ((t->experts ? b->experts : b->type) == MOE_TYPE_Q8 && t->cols && !t->f32 && !fits_q8(out, n))
+        stop_at(b, t, p->item, "has a row whose largest weight is too small to quantise (below 4e-37)", out);
+}
+
+static int write_file(builder *b) {
+    moe_tensor_spec *specs = making_keep(b->m, NULL, b->n * sizeof *specs);
+    moe_error e;
+    if (!specs) return 0;
+    for (size_t i = 0; i < b->n; i++) {
+        const tensor *t = &b->tensors[i];
+        specs[i] = (moe_tensor_spec){ .name = t->name,
+                                      .type = t->experts             ? b->experts
+                                              : t->cols && !t->f32 ? b->type
+                                                                     : MOE_TYPE_F32,
+                                      .n_dims = t->experts ? 3 : t->cols ? 2 : 1,
+                                      .dims = { t->experts ? t->experts : t->rows, t->experts ? t->rows : t->cols,
+                                                t->cols } };
+    }
+    const moe_write_params params = { .entries = b->m->entries,
+                                      .n_entries = b->m->n_entries,
+                                      .tensors = specs,
+                                      .n_tensors = b->n,
+                                      .fill = fill,
+                                      .user = b,
+                                      .gated = 1 };
+    const moe_status status = moe_model_write(b->m->out, &params, &e);
+    if (b->m->status || !status) return b->m->status == MOE_OK; /* the error of `fill` precedes that of its row */
+    if (b->m->error) *b->m->error = e;
+    return making_failed(b->m, status);
+}
+
+int decoder_write(making *m, const decoder *d, decoder_search *search, decoder_tokens *tokens, stored_list *list,
+                  moe_type type, moe_type experts, const char *quantised) {
+    builder b = { .m = m, .d = d, .list = list, .type = type, .experts = experts };
+    making_put_int(m, "vocab.size", d->vocabulary);
+    making_put_int(m, "model.width", d->width);
+    making_put_int(m, "rotary.positions", positions(d));
+    making_put_int(m, "activation.block", BLOCK);
+    put_tokens(m, d, tokens);
+    put_search(m, d, search, tokens);
+    if (positions(d) < d->context)
+        making_note(m, "limiting positions to %" PRId64 " of the model's %" PRId64, positions(d), d->context);
+    const int good = m->status == MOE_OK && put_model(&b);
+    if (good && *quantised && (type == MOE_TYPE_Q4 || (experts == MOE_TYPE_Q4 && any_sparse(d))))
+        making_note(m,
+                    "converting %s to Q4 quantises twice and loses precision; use --type q8b or q4m to preserve "
+                    "precision",
+                    quantised);
+    const int written = good && write_file(&b);
+    free(b.tensors);
+    return written;
+}

@@ -1,0 +1,78 @@
+/* decoder.h - decoder-only models: what their files describe, and the model file made of it.
+ *
+ * hub.c and gguf.c read the files of a checkpoint into these structs; decoder_put and decoder_write make the model file.
+ * decoder.inc contains the families and names.
+ */
+#ifndef CONVERT_DECODER_H
+#define CONVERT_DECODER_H
+
+#include "tools/convert/bpe_pack.h"
+#include "tools/convert/prompts.h"
+#include "tools/convert/stored.h"
+
+enum {
+    DECODER_MAX_LAYERS = 256,
+    DECODER_MAX_ENDS = 8,
+    DECODER_POSITIONS = 1 << 15, /* rows of the position table: translations are shorter than published contexts */
+    DECODER_SAMPLING = 5
+};
+
+typedef struct decoder_family {
+    const char *name, *class, *architecture, *head_norm;
+    int tied;
+    double epsilon;
+    int dense; /* 1 if no layer is a mixture */
+} decoder_family;
+
+const decoder_family *decoder_family_named(const char *name);           /* model_type; NULL if unknown */
+const decoder_family *decoder_family_of(const char *name, size_t length); /* architecture of GGUF */
+void decoder_families(int of_gguf, char *out, size_t size);             /* list the names for a message */
+
+/* The configuration of a network. */
+typedef struct decoder {
+    const decoder_family *family;
+    const char *file; /* that describes it, for messages */
+    int64_t width, layers, heads, keys, head, vocabulary, ffn, context, bos;
+    double epsilon;
+    int tied;
+    unsigned char sparse[DECODER_MAX_LAYERS]; /* 1 for mixtures */
+    int64_t experts, chosen, hidden, shared;  /* shared: units */
+    double scale;
+    const char *weights; /* chosen, all, sigmoid */
+    double *frequencies; /* [head / 2] of rotary positions */
+} decoder;
+
+/* The decoding defaults. */
+typedef struct decoder_search {
+    int64_t ends[DECODER_MAX_ENDS + 1]; /* tokens that end an answer, without duplicates */
+    size_t n_ends;
+    int64_t beam, pad; /* pad -1: none */
+    double length_penalty;
+    int early_stopping;
+    double sample[DECODER_SAMPLING]; /* NaN if missing */
+} decoder_search;
+
+/* The tokeniser and prompts. */
+typedef struct decoder_tokens {
+    int found; /* 0: the model accepts ids only */
+    pack_parts parts;
+    text_bytes blob;
+    prompt_pieces pieces;
+    const char *name; /* of the model, which selects its wordings */
+    int begins; /* 1 if each text begins with the bos token */
+} decoder_tokens;
+
+/* Check the configuration as a whole, after all members except `frequencies` were set. */
+int decoder_check(making *m, const decoder *d);
+/* Set the frequencies of default rotary positions. */
+int decoder_rotate(making *m, decoder *d, double theta);
+/* Let each text begin with the token `start` unless a prompt precedes it. */
+void decoder_begin_with(making *m, decoder *d, decoder_tokens *t, int64_t start, const char *file);
+
+/* Rename tensors as transformers does, and drop layers that predict further tokens. */
+int decoder_rename(making *m, const decoder *d, stored_list *list);
+/* Put all metadata except general.*, and write the file. `quantised` names number formats for a note, or is empty. */
+int decoder_write(making *m, const decoder *d, decoder_search *search, decoder_tokens *tokens, stored_list *list,
+                  moe_type type, moe_type experts, const char *quantised);
+
+#endif

@@ -1,0 +1,164 @@
+/* making.c - see making.h */
+#define _POSIX_C_SOURCE 200809L
+
+#include "tools/convert/making.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct making_block {
+    struct making_block *next;
+    char data[];
+} making_block;
+
+void making_free(making *m) {
+    for (making_block *b = m->blocks, *next; b; b = next) {
+        next = b->next;
+        free(b);
+    }
+    free(m->entries);
+    m->blocks = NULL;
+    m->entries = NULL;
+}
+
+int making_failed(making *m, moe_status status) {
+    if (m->status == MOE_OK) m->status = status;
+    return m->status == MOE_OK;
+}
+
+static int fail(making *m, moe_status status, const char *file, const char *format, va_list arguments) {
+    char message[256];
+    vsnprintf(message, sizeof message, format, arguments);
+    if (m->status == MOE_OK) text_fail(m->error, status, file, "%.80s: %.170s", file, message);
+    return making_failed(m, status);
+}
+
+int making_refuse(making *m, const char *file, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fail(m, MOE_ERROR_FORMAT, file, format, arguments);
+    va_end(arguments);
+    return 0;
+}
+
+int making_unsupported(making *m, const char *file, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fail(m, MOE_ERROR_UNSUPPORTED, file, format, arguments);
+    va_end(arguments);
+    return 0;
+}
+
+int making_no_memory(making *m) {
+    if (m->status == MOE_OK) text_out_of_memory(m->error);
+    return making_failed(m, MOE_ERROR_MEMORY);
+}
+
+void making_note(making *m, const char *format, ...) {
+    char message[512];
+    va_list arguments;
+    if (!m->note || m->status) return;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    m->note(m->user, message);
+}
+
+/* ---- Memory ---- */
+
+void *making_keep(making *m, const void *data, size_t bytes) {
+    if (m->status) return NULL;
+    making_block *b = bytes < SIZE_MAX - sizeof *b - 1 ? malloc(sizeof *b + bytes + 1) : NULL;
+    if (!b) return making_no_memory(m), NULL;
+    if (data && bytes) memcpy(b->data, data, bytes);
+    b->data[bytes] = 0;
+    b->next = m->blocks;
+    m->blocks = b;
+    return b->data;
+}
+
+char *making_join(making *m, const char *folder, const char *name) {
+    const size_t length = strlen(folder), bytes = length + 1 + strlen(name);
+    char *path = making_keep(m, NULL, bytes);
+    if (path) snprintf(path, bytes + 1, "%s%s%s", folder, length && folder[length - 1] == '/' ? "" : "/", name);
+    return path;
+}
+
+/* Return the last component of a path without `.` and `..`, as in Python's os.path.abspath. */
+static char *last_component(making *m, const char *path) {
+    char here[4096];
+    text_bytes whole = { 0 };
+    size_t skipped = 0;
+    if (path[0] != '/' && getcwd(here, sizeof here)) text_append_string(&whole, here);
+    text_append_string(&whole, "/");
+    text_append_string(&whole, path);
+    char *found = NULL;
+    for (size_t end = whole.failed ? 0 : whole.length; end && !found && !m->status;) {
+        size_t begin = end;
+        while (begin && whole.data[begin - 1] != '/') begin--;
+        const char *name = whole.data + begin;
+        const size_t n = end - begin;
+        if (text_is(name, n, "..")) skipped++;
+        else if (n && !text_is(name, n, ".") && !(skipped && skipped--)) found = making_keep(m, name, n);
+        end = begin ? begin - 1 : 0;
+    }
+    if (whole.failed) making_no_memory(m);
+    text_bytes_free(&whole);
+    return found ? found : making_keep(m, "", 0);
+}
+
+const char *making_default_name(making *m, const char *path, int is_folder) {
+    char *name = last_component(m, path), *dot = name && !is_folder ? strrchr(name, '.') : NULL;
+    if (dot && strspn(name, ".") < (size_t)(dot - name)) *dot = 0;
+    return name;
+}
+
+/* ---- Metadata ---- */
+
+static void put_entry(making *m, const char *key, moe_meta_entry e) {
+    if (m->status || !(e.key = making_keep(m, key, strlen(key)))) return;
+    making_failed(m, text_add(&m->entries, &m->n_entries, &m->entry_capacity, &e, 1, sizeof e, m->error));
+}
+
+void making_put_int(making *m, const char *key, int64_t value) {
+    put_entry(m, key, (moe_meta_entry){ .kind = MOE_META_INT, .integer = value });
+}
+
+void making_put_real(making *m, const char *key, double value) {
+    put_entry(m, key, (moe_meta_entry){ .kind = MOE_META_REAL, .real = value });
+}
+
+void making_put_span(making *m, const char *key, moe_meta_kind kind, const void *data, size_t length) {
+    put_entry(m, key, (moe_meta_entry){ .kind = kind, .text = { data, length } });
+}
+
+void making_put_text(making *m, const char *key, const char *text) {
+    making_put_span(m, key, MOE_META_TEXT, text ? text : "", text ? strlen(text) : 0);
+}
+
+/* Texts are UTF-8, which lacks the byte 0xff. */
+void making_put_texts(making *m, const char *key, const moe_span *all, size_t n, size_t more) {
+    size_t bytes = 0, at = 0;
+    for (size_t i = 0; i < n; i++) bytes += all[i].length + 1;
+    char *data = n + more ? making_keep(m, NULL, bytes + more) : NULL;
+    if (!data) return;
+    for (size_t i = 0; i < n + more; i++) {
+        if (i) data[at++] = (char)0xff;
+        if (i < n && all[i].length) memcpy(data + at, all[i].data, all[i].length), at += all[i].length;
+    }
+    put_entry(m, key, (moe_meta_entry){ .kind = MOE_META_TEXTS, .integer = 0xff, .text = { data, at } });
+}
+
+void making_put_ints(making *m, const char *key, const int64_t *all, size_t n) {
+    const void *data = making_keep(m, all, n * sizeof *all);
+    if (data) making_put_span(m, key, MOE_META_INTS, data, n * sizeof *all);
+}
+
+moe_meta_entry *making_find(making *m, const char *key) {
+    for (size_t i = 0; i < m->n_entries; i++)
+        if (strcmp(m->entries[i].key, key) == 0) return &m->entries[i];
+    return NULL;
+}

@@ -1,0 +1,169 @@
+/* prompts.c - see prompts.h */
+#include "tools/convert/prompts.h"
+#include "tools/get/sha256.h"
+
+#include "prompts-json.inc" /* prompts.json, made by the Makefile */
+
+#include <cjson/cJSON.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LONGEST_PIECE = 1 << 14 };
+
+const char *const prompt_token_names[PROMPT_TOKENS] = { "bos_token", "eos_token", "pad_token", "unk_token",
+                                                        "sep_token", "cls_token", "mask_token" };
+static const char *const piece_names[PROMPT_PIECES] = { "prefix",        "suffix",        "system.prefix", "system.suffix",
+                                                        "answer.prefix", "answer.suffix", "end" };
+
+/* Parse prompts.json; NULL if out of memory. */
+static cJSON *open_data(void) {
+    text_bytes text = { 0 };
+    for (size_t i = 0; i < sizeof prompts_json / sizeof *prompts_json; i++) text_append_string(&text, prompts_json[i]);
+    cJSON *data = text.failed ? NULL : cJSON_ParseWithLength(text.data, text.length);
+    text_bytes_free(&text);
+    return data;
+}
+
+static const char *string(const cJSON *object, const char *key) {
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(object, key);
+    return cJSON_IsString(value) ? value->valuestring : "";
+}
+
+/* Return 1 if a list of texts is empty or contains the text. */
+static int fits(const cJSON *list, const char *text) {
+    const cJSON *x;
+    if (!cJSON_GetArraySize(list)) return 1;
+    cJSON_ArrayForEach(x, list) if (cJSON_IsString(x) && strcmp(x->valuestring, text) == 0) return 1;
+    return 0;
+}
+
+static const cJSON *member(const cJSON *object, const char *key) {
+    return cJSON_GetObjectItemCaseSensitive(object, key);
+}
+
+/* Return the row of a template; NULL if it is unknown. */
+static const cJSON *find_row(const cJSON *data, moe_span template, const char *family) {
+    char hash[SHA256_TEXT];
+    sha256 s;
+    const cJSON *row;
+    sha256_begin(&s);
+    sha256_add(&s, template.data, template.length);
+    sha256_end(&s, hash);
+    cJSON_ArrayForEach(row, member(data, "templates"))
+        if (strcmp(string(row, "sha256"), hash) == 0 && fits(member(row, "families"), family)) return row;
+    return NULL;
+}
+
+int prompts_known(moe_span template, const char *family) {
+    cJSON *data = open_data();
+    const int known = data && find_row(data, template, family);
+    cJSON_Delete(data);
+    return known;
+}
+
+/* Copy a piece, with the texts of special tokens in place of their names in braces. NULL after an error. */
+static char *fill_in(making *m, const char *file, const char *piece, const char *const tokens[PROMPT_TOKENS]) {
+    text_bytes out = { 0 };
+    for (const char *at = piece; *at;) {
+        size_t k = 0, length = 0;
+        for (; *at == '{' && k < PROMPT_TOKENS; k++) {
+            length = strlen(prompt_token_names[k]);
+            if (strncmp(at + 1, prompt_token_names[k], length) == 0 && at[1 + length] == '}') break;
+        }
+        if (*at != '{' || k == PROMPT_TOKENS) {
+            text_append(&out, at++, 1);
+        } else if (!tokens[k]) {
+            making_unsupported(m, file, "the chat template writes %s, which is undefined", prompt_token_names[k]);
+            break;
+        } else {
+            text_append_string(&out, tokens[k]);
+            at += length + 2;
+        }
+    }
+    if (out.failed) making_no_memory(m);
+    if (out.length > LONGEST_PIECE) making_refuse(m, file, "a special token of the chat template is too long");
+    char *copy = making_keep(m, out.length ? out.data : "", out.length);
+    text_bytes_free(&out);
+    return copy;
+}
+
+int prompts_find(making *m, const char *file, moe_span template, const char *const tokens[PROMPT_TOKENS],
+                 const char *family, prompt_pieces *out) {
+    cJSON *data = open_data();
+    const cJSON *row = data ? find_row(data, template, family) : NULL;
+    if (!data) return making_no_memory(m);
+    if (!row)
+        making_unsupported(m, file, "unknown chat template; the Python converter renders it: "
+                                    "tools/convert/convert.py");
+    for (int i = 0; row && i < PROMPT_PIECES; i++) {
+        const cJSON *piece = member(member(row, "pieces"), piece_names[i]);
+        if (cJSON_IsString(piece)) out->texts[i] = fill_in(m, file, piece->valuestring, tokens);
+    }
+    cJSON_Delete(data);
+    return m->status == MOE_OK;
+}
+
+/* Return 1 if one of a list's words occurs in the name, or if the list is empty. */
+static int has_word(const cJSON *words, const char *name) {
+    const cJSON *word;
+    if (!cJSON_GetArraySize(words)) return 1;
+    cJSON_ArrayForEach(word, words) if (cJSON_IsString(word) && strstr(name, word->valuestring)) return 1;
+    return 0;
+}
+
+static void put_list(making *m, const cJSON *list, const char *key, int column) {
+    const size_t n = (size_t)cJSON_GetArraySize(list);
+    moe_span *texts = making_keep(m, NULL, n * sizeof *texts);
+    const cJSON *x;
+    size_t i = 0;
+    if (!texts) return;
+    cJSON_ArrayForEach(x, list) {
+        const cJSON *text = column < 0 ? x : cJSON_GetArrayItem(x, column);
+        const char *data = cJSON_IsString(text) ? text->valuestring : "";
+        texts[i++] = (moe_span){ data, strlen(data) };
+    }
+    making_put_texts(m, key, texts, n, 0);
+}
+
+static void put_copy(making *m, const char *key, const char *text) {
+    making_put_text(m, key, making_keep(m, text, strlen(text)));
+}
+
+static void put_row(making *m, const cJSON *data, const cJSON *row) {
+    const cJSON *wording, *languages = member(data, "languages");
+    char key[64];
+    const size_t n = (size_t)cJSON_GetArraySize(languages);
+    int64_t *tags = making_keep(m, NULL, n * sizeof *tags);
+    put_copy(m, "prompt.name", string(row, "name"));
+    cJSON_ArrayForEach(wording, member(row, "wordings")) {
+        snprintf(key, sizeof key, "prompt.%.50s", wording->string);
+        put_copy(m, key, cJSON_IsString(wording) ? wording->valuestring : "");
+    }
+    put_list(m, member(data, "chinese"), "prompt.chinese", -1);
+    put_list(m, languages, "languages.codes", 0);
+    for (size_t i = 0; tags && i < n; i++) tags[i] = (int64_t)i;
+    making_put_ints(m, "languages.tags", tags, n);
+    making_put_int(m, "source.tag", 0);
+    put_list(m, languages, "languages.english", 1);
+    put_list(m, languages, "languages.chinese", 2);
+}
+
+int prompts_put(making *m, const prompt_pieces *pieces, const char *family, const char *name) {
+    char key[64];
+    cJSON *data = open_data();
+    char *small = making_keep(m, name, strlen(name));
+    const cJSON *row = NULL, *found = NULL;
+    if (!data) making_no_memory(m);
+    for (char *c = small; c && *c; c++) *c = (char)(*c >= 'A' && *c <= 'Z' ? *c + 32 : *c);
+    cJSON_ArrayForEach(row, member(data, "rows"))
+        if (!found && small && fits(member(row, "families"), family) && has_word(member(row, "words"), small)) found = row;
+    for (int i = 0; i < PROMPT_PIECES; i++) {
+        if (!pieces->texts[i]) continue;
+        snprintf(key, sizeof key, "prompt.%s", piece_names[i]);
+        making_put_text(m, key, pieces->texts[i]);
+    }
+    if (found) put_row(m, data, found);
+    cJSON_Delete(data);
+    return m->status == MOE_OK;
+}
