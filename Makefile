@@ -174,7 +174,7 @@ $(BIN)/$(call shared_name,libmoetext): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.
 
 # Readers of published checkpoints.
 CONVERT_OBJECTS = $(addprefix $(BUILD)/,convert.o making.o marian.o marian_bin.o pieces.o yaml.o packed.o sha256.o \
-	gguf.o hub.o decoder.o stored.o bpe_pack.o prompts.o)
+	gguf.o hub.o conf.o safetensors.o decoder.o stored.o bpe_pack.o prompts.o)
 
 # Objects that programs for text share.
 $(BUILD)/libtext.a: $(addprefix $(BUILD)/,console.o program.o lines.o options.o output.o routing.o json.o measure.o \

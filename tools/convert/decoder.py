@@ -85,6 +85,8 @@ def read_frequencies(c, m):
         c.only("rope_theta", about["rope_theta"])
     inside.only("partial_rotary_factor", 1.0)
     frequencies = np.array([math.pow(theta, -2 * i / m.head) for i in range(m.head // 2)])
+    if kind == "llama3":
+        frequencies = slower(inside, frequencies)
     inside.end(ROPE_NO_EFFECT, ("type", "rope_type", "rope_theta", "alpha"))
     return frequencies
 
