@@ -140,9 +140,14 @@ $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	rm -f $@
 	$(AR) rcs $@ $(MOE_OBJECTS)
 
+# Readers of published checkpoints.
+CONVERT_OBJECTS = $(addprefix $(BUILD)/,convert.o making.o marian.o marian_bin.o pieces.o yaml.o packed.o sha256.o \
+	gguf.o hub.o conf.o safetensors.o decoder.o stored.o bpe_pack.o prompts.o)
+
 TEXT_OBJECTS = $(addprefix $(BUILD)/,choice.o moetext.o several.o models.o places.o settings.o memory.o align.o \
 	detect.o html.o words.o stream.o guarded.o prompted.o jobs.o attempt.o open.o text.o sentences.o lost.o quotes.o \
-	spans.o marks.o messages.o glossary.o heading.o plurals.o terms.o protect.o prompt.o suspicion.o rows.o spm.o bpe.o bytes.o)
+	spans.o marks.o messages.o glossary.o heading.o plurals.o terms.o protect.o prompt.o suspicion.o rows.o spm.o bpe.o bytes.o \
+	published.o) $(CONVERT_OBJECTS)
 
 # One object whose internal symbols are local. $(LD), not $(CC): EXTRA may contain sanitizers.
 $(BUILD)/libmoetext.o: $(TEXT_OBJECTS)
@@ -168,17 +173,13 @@ $(BIN)/$(call shared_name,libmoe): $(MOE_OBJECTS) $(BUILD)/.objects
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoe,$(SONUMBER))
 
 $(BIN)/$(call shared_name,libmoetext): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.objects
-	$(filter-out -pie,$(LINK)) $(call SHARED,libmoetext) $(SYSTEM_LIBS) -lsentencepiece -lpcre2-8 -lexttextcat-2.0 \
+	$(filter-out -pie,$(LINK)) $(call SHARED,libmoetext) $(SYSTEM_LIBS) -lcjson -lz -lsentencepiece -lpcre2-8 -lexttextcat-2.0 \
 	    -lutf8proc -lm $(CUDA_LIBS) -o $@
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoetext,$(SONUMBER))
 
-# Readers of published checkpoints.
-CONVERT_OBJECTS = $(addprefix $(BUILD)/,convert.o making.o marian.o marian_bin.o pieces.o yaml.o packed.o sha256.o \
-	gguf.o hub.o conf.o safetensors.o decoder.o stored.o bpe_pack.o prompts.o)
-
 # Objects that programs for text share.
 $(BUILD)/libtext.a: $(addprefix $(BUILD)/,console.o program.o lines.o options.o output.o routing.o json.o measure.o \
-	passes.o calibration.o ranking.o) $(CONVERT_OBJECTS) $(TEXT_OBJECTS)
+	passes.o calibration.o ranking.o) $(TEXT_OBJECTS)
 	rm -f $@
 	$(AR) rcs $@ $^
 

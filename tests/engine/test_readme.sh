@@ -44,7 +44,7 @@ sanitize=
 text_compiles() {
     # shellcheck disable=SC2086 # lists of words
     $cc $sanitize -std=c11 -Wall -Wextra -Werror -I. -Itools/text "$work/app.c" "$bin/libmoetext.a" \
-        -lsentencepiece -lpcre2-8 -lexttextcat-2.0 -lutf8proc -lstdc++ -lm -pthread -o "$work/app"
+        -lsentencepiece -lpcre2-8 -lexttextcat-2.0 -lutf8proc -lcjson -lz -lstdc++ -lm -pthread -o "$work/app"
 }
 
 # Run the example of moe.h, which must print the same as the README's example.

@@ -116,10 +116,10 @@ def every_library_of_libmoetext_is_named():
     install()
     flags = run("pkg-config", "--static", "--libs", "moetext")
     for name, title in {"sentencepiece": "SentencePiece", "pcre2-8": "PCRE2", "exttextcat-2.0": "libexttextcat",
-                        "utf8proc": "utf8proc"}.items():
+                        "utf8proc": "utf8proc", "cjson": "cJSON", "z": "zlib"}.items():
         assert "-l" + name in flags and re.search(rf"^\| {title}", PAGE, re.M), name
     others = set(re.findall(r"-l(\S+)", flags)) - {"moetext", "sentencepiece", "pcre2-8", "exttextcat-2.0", "utf8proc",
-                                                   "stdc++", "m"}
+                                                   "cjson", "z", "stdc++", "m"}
     assert not others, others
 
 

@@ -84,12 +84,13 @@ static moe_status convert_marian(const convert_options *o, const char *out, moe_
                                  .licence = o->licence,
                                  .type = type,
                                  .note = o->note,
+                                 .begin = o->begin,
                                  .user = o->user };
     return marian_convert(&files, out, error);
 }
 
 moe_status convert_model(const convert_options *options, const char *out, moe_error *error) {
-    making m = { .out = out, .error = error, .note = options->note, .user = options->user };
+    making m = { .out = out, .error = error, .note = options->note, .begin = options->begin, .user = options->user };
     convert_options o = *options;
     struct stat about;
     const int is_folder = stat(o.path, &about) == 0 && S_ISDIR(about.st_mode);

@@ -13,6 +13,8 @@ typedef struct convert_options {
     const char *name, *description, *licence, *attribution; /* general.*; NULL: as the files state */
     moe_type type, experts;                             /* number formats; MOE_TYPE_KEEP: the layout's default */
     void (*note)(void *user, const char *message);      /* receives consequences of missing parts; may be NULL */
+    /* Called before the file is written, with its size and that of the tensors' files; may be NULL. */
+    void (*begin)(void *user, uint64_t bytes, uint64_t source);
     void *user;
 } convert_options;
 

@@ -536,9 +536,8 @@ static void fill(void *user, size_t index, size_t piece, size_t row, float *out,
         stop_at(b, t, p->item, "has a row whose largest weight is too small to quantise (below 4e-37)", out);
 }
 
-static int write_file(builder *b) {
+static int write_file(builder *b, uint64_t source) {
     moe_tensor_spec *specs = making_keep(b->m, NULL, b->n * sizeof *specs);
-    moe_error e;
     if (!specs) return 0;
     for (size_t i = 0; i < b->n; i++) {
         const tensor *t = &b->tensors[i];
@@ -557,14 +556,11 @@ static int write_file(builder *b) {
                                       .fill = fill,
                                       .user = b,
                                       .gated = 1 };
-    const moe_status status = moe_model_write(b->m->out, &params, &e);
-    if (b->m->status || !status) return b->m->status == MOE_OK; /* the error of `fill` precedes that of its row */
-    if (b->m->error) *b->m->error = e;
-    return making_failed(b->m, status);
+    return making_write(b->m, &params, source);
 }
 
 int decoder_write(making *m, const decoder *d, decoder_search *search, decoder_tokens *tokens, stored_list *list,
-                  moe_type type, moe_type experts, const char *quantised) {
+                  moe_type type, moe_type experts, const char *quantised, uint64_t source) {
     builder b = { .m = m, .d = d, .list = list, .type = type, .experts = experts };
     making_put_int(m, "vocab.size", d->vocabulary);
     making_put_int(m, "model.width", d->width);
@@ -580,7 +576,7 @@ int decoder_write(making *m, const decoder *d, decoder_search *search, decoder_t
                     "converting %s to Q4 quantises twice and loses precision; use --type q8b or q4m to preserve "
                     "precision",
                     quantised);
-    const int written = good && write_file(&b);
+    const int written = good && write_file(&b, source);
     free(b.tensors);
     return written;
 }

@@ -71,8 +71,9 @@ void decoder_begin_with(making *m, decoder *d, decoder_tokens *t, int64_t start,
 
 /* Rename tensors as transformers does, and drop layers that predict further tokens. */
 int decoder_rename(making *m, const decoder *d, stored_list *list);
-/* Put all metadata except general.*, and write the file. `quantised` names number formats for a note, or is empty. */
+/* Put all metadata except general.*, and write the file from files of `source` bytes. `quantised` names number formats for
+ * a note, or is empty. */
 int decoder_write(making *m, const decoder *d, decoder_search *search, decoder_tokens *tokens, stored_list *list,
-                  moe_type type, moe_type experts, const char *quantised);
+                  moe_type type, moe_type experts, const char *quantised, uint64_t source);
 
 #endif

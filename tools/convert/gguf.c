@@ -1113,6 +1113,7 @@ static int read_tokens(gguf *g) {
 int gguf_convert(making *m, const convert_options *options) {
     gguf g = { .m = m, .options = options };
     char formats[128];
+    uint64_t source = 0;
     const moe_type type = options->type == MOE_TYPE_KEEP ? MOE_TYPE_Q8B : options->type;
     const moe_type experts = options->experts != MOE_TYPE_KEEP ? options->experts
                              : options->type == MOE_TYPE_KEEP  ? MOE_TYPE_Q4
@@ -1120,8 +1121,9 @@ int gguf_convert(making *m, const convert_options *options) {
     int good = read_parts(&g, options->path) && read_family(&g) && read_config(&g) && rename_all(&g) && read_factors(&g) &&
                read_tokens(&g) && put_general(&g);
     list_formats(&g, formats, sizeof formats);
+    for (size_t i = 0; i < g.n_files; i++) source += g.files[i].size;
     good = good && decoder_rename(m, &g.d, &g.list) &&
-           decoder_write(m, &g.d, &g.search, &g.tokens, &g.list, type, experts, formats);
+           decoder_write(m, &g.d, &g.search, &g.tokens, &g.list, type, experts, formats, source);
     for (size_t i = 0; i < g.n_files; i++) packed_close(&g.files[i]);
     stored_free(&g.list);
     free(g.tokens.parts.added);

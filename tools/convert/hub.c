@@ -846,8 +846,10 @@ int hub_convert(making *m, const convert_options *options) {
     const moe_type experts = options->experts != MOE_TYPE_KEEP ? options->experts
                              : options->type == MOE_TYPE_KEEP  ? MOE_TYPE_Q4
                                                                : options->type;
-    const int good = read_all(&h) && put_general(&h) &&
-                     decoder_write(m, &h.d, &h.search, &h.tokens, &h.list, type, experts, "");
+    uint64_t source = 0;
+    int good = read_all(&h) && put_general(&h);
+    for (size_t i = 0; i < h.shards.n; i++) source += h.shards.files[i].size;
+    good = good && decoder_write(m, &h.d, &h.search, &h.tokens, &h.list, type, experts, "", source);
     safetensors_close(&h.shards);
     stored_free(&h.list);
     conf_free(&h.config);

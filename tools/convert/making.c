@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 typedef struct making_block {
@@ -161,4 +162,53 @@ moe_meta_entry *making_find(making *m, const char *key) {
     for (size_t i = 0; i < m->n_entries; i++)
         if (strcmp(m->entries[i].key, key) == 0) return &m->entries[i];
     return NULL;
+}
+
+/* ---- Writing ---- */
+
+static uint64_t round_up(uint64_t n, uint64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+/* Return the size of a matrix in a model file. */
+static uint64_t matrix_bytes(moe_type type, uint64_t rows, uint64_t cols) {
+    static const uint64_t sides[] = {
+        [MOE_TYPE_Q8] = 0, [MOE_TYPE_Q4] = 2, [MOE_TYPE_Q4M] = 6, [MOE_TYPE_Q8B] = 2
+    }; /* bytes besides the codes per 64 columns */
+    if (type == MOE_TYPE_F32) return 4 * rows * cols;
+    if (type == MOE_TYPE_F16 || type == MOE_TYPE_BF16) return 2 * rows * cols;
+    const uint64_t n = round_up(rows, 16), k = round_up(cols, 64);
+    return n * k / (type == MOE_TYPE_Q4 || type == MOE_TYPE_Q4M ? 2 : 1) + n * k / 64 * sides[type] + 8 * n;
+}
+
+static uint64_t tensor_bytes(const moe_tensor_spec *t, int gated) {
+    if (t->n_dims == 1) return 4 * t->dims[0];
+    if (t->n_dims == 2) return matrix_bytes(t->type, t->dims[0], t->dims[1]);
+    const uint64_t up = matrix_bytes(t->type, (1 + (uint64_t)gated) * t->dims[1], t->dims[2]);
+    return t->dims[0] * round_up(round_up(up, 64) + matrix_bytes(t->type, t->dims[2], t->dims[1]), 4096);
+}
+
+/* Check that the folder of the file has room for it. */
+static int check_disk(making *m, uint64_t bytes) {
+    const char *slash = strrchr(m->out, '/');
+    char *folder = slash ? making_keep(m, m->out, (size_t)(slash - m->out) + 1) : making_keep(m, ".", 1);
+    struct statvfs disk;
+    if (!folder || statvfs(folder, &disk) != 0) return folder != NULL;
+    const uint64_t free_bytes = (uint64_t)disk.f_bavail * disk.f_frsize;
+    if (bytes <= free_bytes) return 1;
+    text_fail(m->error, MOE_ERROR_IO, "", "%.160s needs %llu MB, but only %llu MB are free on the disk", m->out,
+              (unsigned long long)(bytes / 1000000), (unsigned long long)(free_bytes / 1000000));
+    return making_failed(m, MOE_ERROR_IO);
+}
+
+int making_write(making *m, const moe_write_params *params, uint64_t source) {
+    moe_error e;
+    uint64_t bytes = 0;
+    if (m->status) return 0;
+    for (size_t i = 0; i < params->n_tensors; i++) bytes += tensor_bytes(&params->tensors[i], params->gated != 0);
+    for (size_t i = 0; i < m->n_entries; i++) bytes += m->entries[i].text.length;
+    if (!check_disk(m, bytes)) return 0;
+    if (m->begin) m->begin(m->user, bytes, source);
+    const moe_status status = moe_model_write(m->out, params, &e);
+    if (m->status || !status) return m->status == MOE_OK;
+    if (m->error) *m->error = e;
+    return making_failed(m, status);
 }

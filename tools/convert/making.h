@@ -15,6 +15,7 @@ typedef struct making {
     moe_error *error;
     moe_status status;
     void (*note)(void *user, const char *message); /* may be NULL */
+    void (*begin)(void *user, uint64_t bytes, uint64_t source); /* called before writing; may be NULL */
     void *user;
     struct making_block *blocks;
     moe_meta_entry *entries;
@@ -58,5 +59,11 @@ void making_put_text(making *m, const char *key, const char *text); /* not copie
 void making_put_texts(making *m, const char *key, const moe_span *all, size_t n, size_t more);
 void making_put_ints(making *m, const char *key, const int64_t *all, size_t n);
 moe_meta_entry *making_find(making *m, const char *key); /* NULL if absent */
+
+/* ---- Writing ---- */
+
+/* Write the file from files of `source` bytes; 0 after an error. Fails early if the disk has no room for it. The error
+ * that a callback stores precedes that of moe_model_write. */
+int making_write(making *m, const moe_write_params *params, uint64_t source);
 
 #endif

@@ -1036,11 +1036,7 @@ static int write_model(job *j) {
                                       .fill = fill,
                                       .codes = fill_codes,
                                       .user = j };
-    moe_error e;
-    const moe_status status = moe_model_write(j->m.out, &params, &e);
-    if (j->m.status || !status) return j->m.status == MOE_OK; /* the error of `fill` precedes that of its row */
-    if (j->m.error) *j->m.error = e;
-    return making_failed(&j->m, status);
+    return making_write(&j->m, &params, j->model_file.size);
 }
 
 static int convert(job *j) {
@@ -1064,7 +1060,7 @@ static int convert(job *j) {
 }
 
 moe_status marian_convert(const marian_files *files, const char *out, moe_error *error) {
-    job j = { .m = { .out = out, .error = error, .note = files->note, .user = files->user }, .given = files };
+    job j = { .m = { .out = out, .error = error, .note = files->note, .begin = files->begin, .user = files->user }, .given = files };
     if (!convert(&j) && j.m.status == MOE_OK) making_no_memory(&j.m);
     packed_names_free(&j.names);
     packed_close(&j.config_file);

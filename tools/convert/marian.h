@@ -15,6 +15,7 @@ typedef struct marian_files {
     const char *licence;                   /* general.licence; NULL: the text of the folder's LICENSE, if it has one */
     moe_type type; /* number format of matrices; intgemm8 becomes MOE_TYPE_Q8 without rounding */
     void (*note)(void *user, const char *message); /* receives what was missing and its consequence; may be NULL */
+    void (*begin)(void *user, uint64_t bytes, uint64_t source); /* as in convert_options; may be NULL */
     void *user;
 } marian_files;
 

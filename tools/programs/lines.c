@@ -25,6 +25,7 @@ text_settings program_settings(const program_common *o) {
     text_settings s = o->settings;
     s.copy = o->no_mmap;
     s.verify = o->no_verify ? 0 : -1;
+    s.cache = !o->no_cache;
     s.form = o->ids ? TEXT_FORM_IDS : o->pretokenized ? TEXT_FORM_PIECES : TEXT_FORM_TEXT;
     s.routing = o->routing != NULL;
     s.log = o->verbose ? program_log : NULL;

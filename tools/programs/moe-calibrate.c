@@ -157,7 +157,7 @@ int main(int argc, char **argv) {
     const moe_model_params params = { .verify = o.common.no_verify ? -1 : 1, .copy = o.common.no_mmap };
     text_front front;
     moe_error e = { .code = MOE_OK };
-    if (text_open(o.common.model, TEXT_IDS_ONLY, &params, &front, &e))
+    if (text_open(o.common.model, TEXT_IDS_ONLY | (o.common.no_cache ? TEXT_NO_CACHE : 0), &params, &front, &e))
         return program_file_error(o.common.model, &e), EXIT_MODEL;
     if (moe_model_kind(front.model) == MOE_MODEL_CLASSIFIER) {
         text_close(&front);

@@ -818,7 +818,7 @@ int main(int argc, char **argv) {
     const moe_model_params params = { .verify = o.common.no_verify ? -1 : 2, .copy = o.common.no_mmap };
     text_front front;
     moe_error e = { .code = MOE_OK };
-    if (text_open(o.common.model, TEXT_IDS_ONLY, &params, &front, &e))
+    if (text_open(o.common.model, TEXT_IDS_ONLY | (o.common.no_cache ? TEXT_NO_CACHE : 0), &params, &front, &e))
         return program_file_error(o.common.model, &e), EXIT_MODEL;
     plan p = { .options = &o, .model = front.model, .front = &front, .text = { .common = &o.common } };
     const char *file = o.common.model;

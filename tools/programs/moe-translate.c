@@ -84,7 +84,7 @@ static const option_program program = {
     .name = "moe-translate",
     .usage = "[-m MODEL] -t LANG [OPTION]... [TEXT]...",
     .about = "Translate TEXT, or lines of UTF-8 text from standard input, line by line.",
-    OPTION_LISTS(OPTION_OWN, PROGRAM_ROWS("no-verify input output ids pretokenized"), PROGRAM_SETTINGS(NULL),
+    OPTION_LISTS(OPTION_OWN, PROGRAM_ROWS("no-verify no-cache input output ids pretokenized"), PROGRAM_SETTINGS(NULL),
                  PROGRAM_ROWS("routing dry-run no-mmap stats verbose quiet")),
     .notes =
         "Text in capitals is translated as lower case and the translation is capitalised. Unless --no-protect is "

@@ -106,6 +106,8 @@ const option_row program_rows[] = {
       .group = GROUP_MODEL, ROW(ROW_WORD, model) },
     { "no-verify", NULL, "do not check the model for damage", .group = GROUP_MODEL, FLAG(no_verify),
       .more = ". Models of up to 64 MiB are checked unless this option is given; moe-info --check checks larger ones" },
+    { "no-cache", NULL, "do not keep the conversion of a published model", .group = GROUP_MODEL, FLAG(no_cache),
+      .more = ". Firefox's folders, folders in Hugging Face's layout and GGUF files are converted when first used" },
     { "input", "FILE", "read FILE instead of standard input (-)", .letter = 'i', .group = GROUP_FILES,
       ROW(ROW_PATH, input) },
     { "output", "FILE", "write to FILE instead of standard output (-)", .letter = 'o', .group = GROUP_FILES,
@@ -175,7 +177,7 @@ int program_open(const program_common *o, moe_kind kind, text_level level, text_
     moe_model_params params = { .copy = o->no_mmap, .verify = o->no_verify ? -1 : 2, .stream = o->stream };
     moe_error e;
     if (o->settings.max_memory) params.allocator = text_memory_allocator();
-    if (text_open(o->model, TEXT_IDS_ONLY, &params, front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
+    if (text_open(o->model, TEXT_IDS_ONLY | (o->no_cache ? TEXT_NO_CACHE : 0), &params, front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
     int status = program_check_kind(o->model, front->model, kind);
     /* Verify the model here, while a thread loads the tokeniser, instead of when it is opened. */
     if (status < 0 && (text_begin_tokeniser(front, level, &e) ||

@@ -45,7 +45,7 @@ typedef struct program_common {
     const char *input, *output, *routing;
     char *text;             /* input from the command line, or NULL */
     text_settings settings; /* threads, batch, gating, noise and the program's other options */
-    int ids, pretokenized, json, stats, quiet, verbose, no_mmap, no_verify, dry_run, stream;
+    int ids, pretokenized, json, stats, quiet, verbose, no_mmap, no_verify, no_cache, dry_run, stream;
     int as_text; /* 1 to read documents and binary files as lines */
     int silent;  /* 1 in all ranks except the first, which alone prints reports */
 } program_common;
@@ -54,7 +54,7 @@ typedef struct program_common {
 extern const option_row program_rows[];
 #define PROGRAM_ROWS(names) { program_rows, 0, names }
 #define PROGRAM_SETTINGS(names) { NULL, offsetof(program_common, settings), names }
-#define PROGRAM_SPEED_ROWS PROGRAM_SETTINGS("threads batch isa"), PROGRAM_ROWS("no-mmap no-verify")
+#define PROGRAM_SPEED_ROWS PROGRAM_SETTINGS("threads batch isa"), PROGRAM_ROWS("no-mmap no-verify no-cache")
 #define PROGRAM_GATE_ROWS PROGRAM_SETTINGS("gating noise"), PROGRAM_ROWS("routing")
 #define PROGRAM_MEMORY_ROWS PROGRAM_ROWS("dry-run"), PROGRAM_SETTINGS("max-memory")
 

@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/text/models.h"
+#include "tools/text/published.h"
 #include "tools/text/open.h"
 #include "tools/text/text.h"
 
@@ -261,7 +262,7 @@ static moe_status add_file(text_set *s, const char *path, int in_folder, moe_err
     text_front front;
     moe_status status = text_reserve(&s->files, &s->capacity, s->n + 1, sizeof *s->files, error);
     if (status) return status;
-    if (text_open(path, TEXT_IDS_ONLY, &look, &front, &e)) return of_file(path, &e, error);
+    if (text_open(path, TEXT_IDS_ONLY | (s->settings.cache ? 0 : TEXT_NO_CACHE), &look, &front, &e)) return of_file(path, &e, error);
     model_file *f = &s->files[s->n];
     *f = (model_file){ .path = text_copy(path, strlen(path)), .bytes = moe_model_file_bytes(front.model) };
     const int translates = moe_model_kind(front.model) == MOE_MODEL_TRANSLATION;
@@ -317,7 +318,8 @@ moe_status text_set_open(const char *const *paths, size_t n, const text_settings
     moe_status status = MOE_OK;
     for (size_t i = 0; i < n && !status; i++) {
         const int is_folder = !stat(paths[i], &kind) && S_ISDIR(kind.st_mode);
-        status = is_folder ? add_folder(s, paths[i], error) : add_file(s, paths[i], 0, error);
+        const int many = is_folder && !text_is_published(paths[i]);
+        status = many ? add_folder(s, paths[i], error) : add_file(s, paths[i], 0, error);
     }
     if (!status && !s->n) status = text_fail(error, MOE_ERROR_ARGUMENT, "models", "no model was named");
     if (!status) status = find_ways(s, error);

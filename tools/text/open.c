@@ -3,6 +3,7 @@
 
 #include "tools/text/open.h"
 #include "tools/text/prompt.h"
+#include "tools/text/published.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -373,11 +374,13 @@ void text_say_how_to_convert(const char *path, moe_error *error) {
     free(data);
 }
 
-moe_status text_open_source(const moe_source *source, text_level level, const moe_model_params *params,
-                            text_front *front, moe_error *error) {
+moe_status text_open_source(const moe_source *source, int level, const moe_model_params *params, text_front *front,
+                            moe_error *error) {
     *front = (text_front){ .unknown = -1, .target_unknown = -1 };
     moe_status status = moe_model_open_source(source, params, &front->model, error);
-    if (status && source->path && error) {
+    const int published = status && source->path && text_is_published(source->path);
+    if (published) status = text_published_open(source->path, !(level & TEXT_NO_CACHE), params, &front->model, error);
+    if (status && source->path && error && (!published || status == MOE_ERROR_UNSUPPORTED)) {
         const char *message = text_without_file(source->path, error->message);
         const int named = message > error->message;
         memmove(error->message, message, strlen(message) + 1);
@@ -386,12 +389,12 @@ moe_status text_open_source(const moe_source *source, text_level level, const mo
     }
     if (status) return status;
     front->source_extra = moe_model_source_extra(front->model);
-    status = text_open_tokeniser(front, level, error);
+    status = text_open_tokeniser(front, (text_level)(level & ~TEXT_NO_CACHE), error);
     if (status) text_close(front);
     return text_name_error(source->name ? source->name : source->path, status, error);
 }
 
-moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front,
+moe_status text_open(const char *path, int level, const moe_model_params *params, text_front *front,
                      moe_error *error) {
     return text_open_source(&(moe_source){ .path = path }, level, params, front, error);
 }

@@ -34,6 +34,8 @@ static const option_row table[] = {
     { "copy", NULL,
       "read the model into private memory instead of mapping it: faster, but slower to start (default: 0)",
       SWITCH_OF(copy), .of_model = 1 },
+    { "cache", NULL, "keep the conversion of a published model, such as a GGUF file, for the next run (default: 1)",
+      SWITCH_OF(cache), .of_model = 1 },
     { "form", NULL, "input and output as text, pieces, token ids, or ids with language and end tokens (default: text)",
       WHOLE_OF(form, 0, 3, "text, pieces, ids or raw-ids"), .of_model = 1, .names = forms },
     { "kind", NULL, "required kind of model; a language model only scores texts (default: translation)",

@@ -17,6 +17,7 @@ typedef enum text_form { TEXT_FORM_TEXT, TEXT_FORM_PIECES, TEXT_FORM_IDS, TEXT_F
 /* An option that is not set is -1 (numbers), NaN (floats), 0 (sizes) or "" (texts). */
 typedef struct text_settings {
     int verify, copy; /* moe_model_params */
+    int cache;        /* 0: convert published models for this run only */
     int form, kind;   /* text_form; kind is 1 for a language model */
     char style[256], prompt[1024], target[32], source[32], preset[16], isa[32], device[32], gating[16], glossary[4096];
     double params[TEXT_PARAMS]; /* values by the index of moe_param_at */

@@ -1,0 +1,195 @@
+/* published.c - see published.h. */
+#define _GNU_SOURCE      /* st_mtim on Linux */
+#define _DARWIN_C_SOURCE /* st_mtimespec on macOS */
+
+#include "tools/text/published.h"
+#include "tools/convert/convert.h"
+#include "tools/convert/packed.h"
+#include "tools/get/sha256.h"
+#include "tools/text/places.h"
+
+#include <errno.h>
+#include <fnmatch.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifdef __APPLE__
+#define st_mtim st_mtimespec
+#endif
+
+enum { VERSION = 1, PATH_BYTES = 4096, NAME = 64, HASH = 16, SMALL = 1 << 20 };
+
+/* Files of a folder that a conversion may read. */
+static const char *const patterns[] = { "*.json",   "*.jinja", "*.safetensors", "*.tiktoken", "*.gguf",  "*.bin",
+                                        "*.bin.gz", "*.npz*",  "*.spm",         "*.spm.gz",   "*.yml",   "*.yml.gz",
+                                        "*.yaml",   "lex.*",   "LICENSE*",      "LICENCE*" };
+
+int text_is_published(const char *path) { return convert_guess(path) != CONVERT_NONE; }
+
+static int is_source(const char *name) {
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
+        if (fnmatch(patterns[i], name, FNM_PERIOD) == 0) return 1;
+    return 0;
+}
+
+/* ---- The name of a conversion ---- */
+
+typedef struct conversion {
+    char folder[PATH_BYTES]; /* CACHE/files */
+    char prefix[NAME + HASH + 8], path[PATH_BYTES + 2 * NAME];
+} conversion;
+
+/* Add a file to the hash of a source. */
+static moe_status add_file(sha256 *s, const char *folder, const char *name, moe_error *error) {
+    char path[PATH_BYTES], line[PATH_BYTES], digest[SHA256_TEXT] = "";
+    struct stat about;
+    if (snprintf(path, sizeof path, "%s%s%s", folder, *folder ? "/" : "", name) >= (int)sizeof path) return MOE_OK;
+    if (stat(path, &about) != 0 || !S_ISREG(about.st_mode)) return MOE_OK;
+    if (about.st_size <= SMALL) {
+        const moe_status status = packed_digest(path, digest, error);
+        if (status) return status;
+    }
+    const int n = snprintf(line, sizeof line, "%s\n%lld %lld.%09ld %llu %s\n", name, (long long)about.st_size,
+                           (long long)about.st_mtim.tv_sec, (long)about.st_mtim.tv_nsec,
+                           (unsigned long long)about.st_ino, digest);
+    sha256_add(s, line, n < (int)sizeof line ? (size_t)n : sizeof line - 1);
+    return MOE_OK;
+}
+
+/* Hash the files of a source: those of a folder, those next to a Marian model or a part of a split file, or the file. */
+static moe_status hash_source(const char *path, char out[SHA256_TEXT], moe_error *error) {
+    const char *name = packed_base(path);
+    packed_names names = { 0 };
+    struct stat about;
+    char folder[PATH_BYTES];
+    sha256 s;
+    sha256_begin(&s);
+    sha256_add(&s, MOE_VERSION, sizeof MOE_VERSION);
+    const int is_folder = stat(path, &about) == 0 && S_ISDIR(about.st_mode);
+    const int alone = !is_folder && convert_guess(path) == CONVERT_GGUF && fnmatch("*-of-?????.gguf", name, 0) != 0;
+    const int length = is_folder ? (int)strlen(path) : (int)(name - path);
+    if (snprintf(folder, sizeof folder, "%.*s", length, path) >= (int)sizeof folder)
+        return text_fail(error, MOE_ERROR_IO, "", "the path %.160s... is too long", path);
+    moe_status status = alone ? add_file(&s, "", path, error) : packed_list(*folder ? folder : ".", &names, error);
+    for (size_t i = 0; i < names.n && !status; i++)
+        if (is_source(names.data[i])) status = add_file(&s, *folder ? folder : ".", names.data[i], error);
+    packed_names_free(&names);
+    sha256_end(&s, out);
+    return status;
+}
+
+/* Set the path of the conversion of a source. */
+static moe_status name_conversion(const char *path, conversion *c, moe_error *error) {
+    char place[SHA256_TEXT], source[SHA256_TEXT], name[NAME];
+    char *real = realpath(path, NULL);
+    sha256 s;
+    if (!real) return text_fail(error, MOE_ERROR_IO, "", "cannot open %.160s: %s", path, strerror(errno));
+    moe_status status = text_place_of_models(1, c->folder, sizeof c->folder - 8, error);
+    strcat(c->folder, status ? "" : "/files");
+    sha256_begin(&s);
+    sha256_add(&s, real, strlen(real));
+    sha256_end(&s, place);
+    snprintf(name, sizeof name, "%s", packed_base(real));
+    for (char *p = name; *p; p++)
+        if (!strchr("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-", *p)) *p = '_';
+    if (*name == '.') *name = '_';
+    if (!status) status = hash_source(real, source, error);
+    free(real);
+    if (status) return status;
+    snprintf(c->prefix, sizeof c->prefix, "%s-%.*s-", name, HASH, place);
+    snprintf(c->path, sizeof c->path, "%s/%s%.*s.bin", c->folder, c->prefix, HASH, source);
+    return MOE_OK;
+}
+
+/* Create a folder and its parents. */
+static moe_status make_folder(const char *path, moe_error *error) {
+    char part[PATH_BYTES];
+    snprintf(part, sizeof part, "%s", path);
+    for (char *p = part + 1; *p; p++) {
+        if (*p != '/') continue;
+        *p = 0;
+        mkdir(part, 0777);
+        *p = '/';
+    }
+    if (mkdir(part, 0777) == 0 || errno == EEXIST) return MOE_OK;
+    return text_fail(error, MOE_ERROR_IO, "", "cannot create %.160s: %s; --no-cache converts without it", path,
+                     strerror(errno));
+}
+
+/* Remove earlier conversions of the same source. */
+static void remove_others(const conversion *c) {
+    packed_names names = { 0 };
+    char path[PATH_BYTES + 256];
+    if (packed_list(c->folder, &names, NULL)) return;
+    for (size_t i = 0; i < names.n; i++) {
+        const char *name = names.data[i];
+        const size_t length = strlen(name);
+        if (!text_begins_with(name, length, c->prefix) || !text_ends_with(name, length, ".bin")) continue;
+        if (snprintf(path, sizeof path, "%s/%s", c->folder, name) < (int)sizeof path && strcmp(path, c->path) != 0)
+            unlink(path);
+    }
+    packed_names_free(&names);
+}
+
+/* ---- Opening ---- */
+
+typedef struct report {
+    const char *path, *folder; /* folder: of the conversion */
+    int cached;
+} report;
+
+static void print_begin(void *user, uint64_t bytes, uint64_t source) {
+    const report *r = user;
+    char larger[64] = "";
+    if (bytes > source)
+        snprintf(larger, sizeof larger, ", larger than the published %.0f MB", (double)source / 1e6);
+    fprintf(stderr, "converting %s %s %s, to %.0f MB%s\n", r->path, r->cached ? "once, in" : "for this run, in", r->folder,
+            (double)bytes / 1e6, larger);
+}
+
+static moe_status convert(const char *path, const char *out, const char *folder, int cached, moe_error *error) {
+    report r = { path, folder, cached };
+    const convert_options options = {
+        .path = path, .type = MOE_TYPE_KEEP, .experts = MOE_TYPE_KEEP, .begin = print_begin, .user = &r
+    };
+    return convert_model(&options, out, error);
+}
+
+/* Convert to a file with a random name, and remove the name once the model is open. */
+static moe_status open_once(const char *path, const moe_model_params *params, moe_model **out, moe_error *error) {
+    const char *folder = getenv("TMPDIR");
+    unsigned char random[16] = { 0 };
+    char name[PATH_BYTES], digest[SHA256_TEXT];
+    sha256 s;
+    FILE *file = fopen("/dev/urandom", "rb");
+    const int good = file && fread(random, sizeof random, 1, file) == 1;
+    if (file) fclose(file);
+    if (!good) return text_fail(error, MOE_ERROR_IO, "", "cannot read /dev/urandom: %s", strerror(errno));
+    if (!folder || !*folder) folder = "/var/tmp";
+    sha256_begin(&s);
+    sha256_add(&s, random, sizeof random);
+    sha256_end(&s, digest);
+    if (snprintf(name, sizeof name, "%s/moe-%.32s.bin", folder, digest) >= (int)sizeof name)
+        return text_fail(error, MOE_ERROR_IO, "", "the path in TMPDIR is too long");
+    moe_status status = convert(path, name, folder, 0, error);
+    if (status) return status;
+    status = moe_model_open(name, params, out, error);
+    unlink(name);
+    return status;
+}
+
+moe_status text_published_open(const char *path, int cached, const moe_model_params *params, moe_model **out,
+                               moe_error *error) {
+    conversion c;
+    if (!cached) return open_once(path, params, out, error);
+    moe_status status = name_conversion(path, &c, error);
+    if (!status && access(c.path, F_OK) == 0) return moe_model_open(c.path, params, out, error);
+    if (!status) status = make_folder(c.folder, error);
+    if (!status) status = convert(path, c.path, c.folder, 1, error);
+    if (!status) status = moe_model_open(c.path, params, out, error);
+    if (!status) remove_others(&c);
+    return status;
+}
