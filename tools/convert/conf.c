@@ -23,8 +23,8 @@ cJSON *conf_parse(making *m, const char *file, const void *data, size_t length) 
         if (n + 1 == sizeof nul) return making_refuse(m, file, "not valid JSON here: a NUL character"), NULL;
     }
     cJSON *found = NULL;
-    if (containers <= FREE + length / CONTAINER_BYTES && containers + commas <= FREE + length / VALUE_BYTES &&
-        length && text_utf8_valid(text, length) == length)
+    if (containers <= FREE + length / CONTAINER_BYTES && containers + commas <= FREE + length / VALUE_BYTES && length &&
+        text_utf8_valid(text, length) == length)
         found = cJSON_ParseWithLengthOpts(text, length, &end, 0);
     while (found && end < text + length && strchr(" \t\r\n", *end) && *end) end++;
     if (found && end == text + length) return found;
@@ -36,7 +36,8 @@ cJSON *conf_parse(making *m, const char *file, const void *data, size_t length) 
 cJSON *conf_read(making *m, const char *path, const char **file) {
     packed_file f = { 0 };
     *file = packed_base(path);
-    if (m->status || !making_failed(m, packed_open(path, CONF_LARGEST, "a JSON file", m->out, &f, m->error))) return NULL;
+    if (m->status || !making_failed(m, packed_open(path, CONF_LARGEST, "a JSON file", m->out, &f, m->error)))
+        return NULL;
     cJSON *found = conf_parse(m, *file, f.data ? (const char *)f.data : "", f.size);
     packed_close(&f);
     if (found && !cJSON_IsObject(found)) {
@@ -51,6 +52,7 @@ int conf_begin(making *m, const char *file, const cJSON *object, conf *out) {
     const cJSON *x;
     size_t n = 0;
     *out = (conf){ .m = m, .file = file, .object = object };
+    if (object && !cJSON_IsObject(object)) return making_refuse(m, file, "expected an object, not another value");
     const cJSON **members = NULL;
     cJSON_ArrayForEach(x, object) n++;
     members = n ? malloc(n * sizeof *members) : NULL;
@@ -167,7 +169,8 @@ int conf_end(conf *c, int (*known)(const void *user, const char *key), const voi
         int asked = cJSON_IsNull(x);
         for (size_t i = 0; i < c->n_asked && !asked; i++) asked = c->asked[i] == x;
         if (!asked && !known(user, x->string))
-            return making_refuse(c->m, c->file, "unknown key %.60s with value %s: remove it if the model does not depend on it",
+            return making_refuse(c->m, c->file,
+                                 "unknown key %.60s with value %s: remove it if the model does not depend on it",
                                  x->string, conf_short(x, text, sizeof text));
     }
     return c->m->status == MOE_OK;

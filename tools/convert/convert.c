@@ -16,16 +16,11 @@
 static const struct {
     const char *pattern;
     convert_layout layout;
-} folder_rows[] = { { "config.json", CONVERT_HUB },
-                    { "*.gguf", CONVERT_GGUF },
-                    { "*.npz", CONVERT_MARIAN },
-                    { "*.npz.gz", CONVERT_MARIAN },
-                    { "*.intgemm*.bin", CONVERT_MARIAN },
-                    { "*.intgemm*.bin.gz", CONVERT_MARIAN },
-                    { "*vocab*.spm", CONVERT_MARIAN },
-                    { "*vocab*.spm.gz", CONVERT_MARIAN },
-                    { "*vocab*.yml", CONVERT_MARIAN },
-                    { "decoder.yml", CONVERT_MARIAN },
+} folder_rows[] = { { "config.json", CONVERT_HUB },       { "*.gguf", CONVERT_GGUF },
+                    { "*.npz", CONVERT_MARIAN },          { "*.npz.gz", CONVERT_MARIAN },
+                    { "*.intgemm*.bin", CONVERT_MARIAN }, { "*.intgemm*.bin.gz", CONVERT_MARIAN },
+                    { "*vocab*.spm", CONVERT_MARIAN },    { "*vocab*.spm.gz", CONVERT_MARIAN },
+                    { "*vocab*.yml", CONVERT_MARIAN },    { "decoder.yml", CONVERT_MARIAN },
                     { "lex.*", CONVERT_MARIAN } };
 enum { FOLDER_ROWS = sizeof folder_rows / sizeof *folder_rows };
 
@@ -97,11 +92,19 @@ moe_status convert_model(const convert_options *options, const char *out, moe_er
     const convert_layout layout = convert_guess(o.path);
     if (layout == CONVERT_MARIAN) return convert_marian(&o, out, error);
     if (layout == CONVERT_GGUF && is_folder) o.path = gguf_in(&m, o.path);
-    const int good = !o.path                   ? 0
-                     : layout == CONVERT_GGUF  ? gguf_convert(&m, &o)
-                     : layout == CONVERT_HUB   ? hub_convert(&m, &o)
-                                               : making_refuse(&m, packed_base(o.path), "not a published model");
+    const int good = !o.path                  ? 0
+                     : layout == CONVERT_GGUF ? gguf_convert(&m, &o)
+                     : layout == CONVERT_HUB  ? hub_convert(&m, &o)
+                                              : making_refuse(&m, packed_base(o.path), "not a published model");
     if (!good && m.status == MOE_OK) making_no_memory(&m);
+    making_free(&m);
+    return m.status;
+}
+
+moe_status convert_check(const char *folder, moe_error *error) {
+    const convert_options options = { .path = folder, .type = MOE_TYPE_KEEP, .experts = MOE_TYPE_KEEP };
+    making m = { .out = folder, .error = error };
+    if (!hub_check(&m, &options) && m.status == MOE_OK) making_no_memory(&m);
     making_free(&m);
     return m.status;
 }

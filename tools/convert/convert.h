@@ -9,10 +9,10 @@
 #include "moe.h"
 
 typedef struct convert_options {
-    const char *path;                                   /* a folder, or a file of a model */
+    const char *path;                                       /* a folder, or a file of a model */
     const char *name, *description, *licence, *attribution; /* general.*; NULL: as the files state */
-    moe_type type, experts;                             /* number formats; MOE_TYPE_KEEP: the layout's default */
-    void (*note)(void *user, const char *message);      /* receives consequences of missing parts; may be NULL */
+    moe_type type, experts;                                 /* number formats; MOE_TYPE_KEEP: the layout's default */
+    void (*note)(void *user, const char *message);          /* receives consequences of missing parts; may be NULL */
     /* Called before the file is written, with its size and that of the tensors' files; may be NULL. */
     void (*begin)(void *user, uint64_t bytes, uint64_t source);
     void *user;
@@ -27,5 +27,10 @@ convert_layout convert_guess(const char *path);
  * tokeniser. Errors: MOE_ERROR_IO, MOE_ERROR_FORMAT (damaged, incomplete or inconsistent files, options that the engine
  * lacks), MOE_ERROR_UNSUPPORTED (convert.py may support the files), MOE_ERROR_MEMORY, MOE_ERROR_CANCELLED. */
 moe_status convert_model(const convert_options *options, const char *out, moe_error *error);
+
+/* Check whether convert_model supports a folder in Hugging Face's layout, of which the weights may be missing: read the
+ * configuration, the tokeniser and the chat template. Returns MOE_ERROR_UNSUPPORTED if the Python converter is needed.
+ * Before the files are fetched, source_needs_python tells whether their names say so. */
+moe_status convert_check(const char *folder, moe_error *error);
 
 #endif

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOCK = 64, LIMIT = 512, MAX_SOURCES = 3, NAME = 160 };
+enum { BLOCK = 64, LIMIT = 512, MAX_SOURCES = 3, NAME = 160, WIDEST = 1 << 20 };
 
 /* ---- Tables ---- */
 
@@ -69,8 +69,9 @@ void decoder_families(int of_gguf, char *out, size_t size) {
 
 int decoder_check(making *m, const decoder *d) {
     if (d->heads % d->keys)
-        return making_refuse(m, d->file, "the number of key heads, %" PRId64 ", does not divide that of heads, %" PRId64,
-                             d->keys, d->heads);
+        return making_refuse(m, d->file,
+                             "the number of key heads, %" PRId64 ", does not divide that of heads, %" PRId64, d->keys,
+                             d->heads);
     if (d->head % 2) return making_refuse(m, d->file, "heads of %" PRId64 " columns: must be even", d->head);
     return 1;
 }
@@ -90,9 +91,7 @@ void decoder_begin_with(making *m, decoder *d, decoder_tokens *t, int64_t start,
     making_note(m, "each text begins with the bos token %" PRId64 ", as %s requires", start, file);
 }
 
-static int64_t positions(const decoder *d) {
-    return d->context < DECODER_POSITIONS ? d->context : DECODER_POSITIONS;
-}
+static int64_t positions(const decoder *d) { return d->context < DECODER_POSITIONS ? d->context : DECODER_POSITIONS; }
 
 static int any_sparse(const decoder *d) {
     for (int64_t i = 0; i < d->layers; i++)
@@ -120,8 +119,7 @@ static const char *own_spelling(making *m, const char *name) {
         const size_t old = strlen(spellings[i].published), new = strlen(spellings[i].own);
         if (!at) continue;
         char *copy = making_keep(m, NULL, strlen(name) + new);
-        if (copy)
-            snprintf(copy, strlen(name) + new, "%.*s%s%s", (int)(at - name), name, spellings[i].own, at + old);
+        if (copy) snprintf(copy, strlen(name) + new, "%.*s%s%s", (int)(at - name), name, spellings[i].own, at + old);
         name = copy;
     }
     return name;
@@ -182,7 +180,7 @@ typedef struct part {
 typedef struct tensor {
     const char *name;
     enum { FROM_PARTS, FROM_POSITIONS } from;
-    part *parts; /* of experts: a gate, an up and a down matrix each */
+    part *parts;                         /* of experts: a gate, an up and a down matrix each */
     size_t n_parts, rows, cols, experts; /* cols 0: a vector; experts: rows is their hidden width */
     int f32;
 } tensor;
@@ -434,8 +432,8 @@ static int put_model(builder *b) {
         const stored *t = &b->list->items[i];
         char shape[64];
         if (!t->taken && !text_ends_with(t->name, strlen(t->name), frequencies))
-            return making_refuse(b->m, t->file, "unexpected tensor %.80s %s: not described by the configuration", t->own,
-                                 stored_shape(t, shape, sizeof shape));
+            return making_refuse(b->m, t->file, "unexpected tensor %.80s %s: not described by the configuration",
+                                 t->own, stored_shape(t, shape, sizeof shape));
     }
     return 1;
 }
@@ -453,8 +451,8 @@ static void add_end(making *m, decoder_search *s, const decoder_tokens *t) {
         if (s->ends[i] == end->id) return;
     if (!end) return;
     s->ends[s->n_ends++] = end->id;
-    making_note(m, "answers also end with token %" PRId64 ", '%.*s', which follows answers in the chat template", end->id,
-                (int)end->content.length, end->content.data);
+    making_note(m, "answers also end with token %" PRId64 ", '%.*s', which follows answers in the chat template",
+                end->id, (int)end->content.length, end->content.data);
 }
 
 static void put_search(making *m, const decoder *d, decoder_search *s, const decoder_tokens *t) {
@@ -531,7 +529,8 @@ static void fill(void *user, size_t index, size_t piece, size_t row, float *out,
     }
     while (!t->experts && t->cols && row >= p->rows) row -= p++->rows;
     if (!t->cols) n = (size_t)p->rows; /* a vector */
-    if (!stored_row(p->item, p->first + row, out, n)) stop_at(b, t, p->item, "contains values that are not finite", out);
+    if (!stored_row(p->item, p->first + row, out, n))
+        stop_at(b, t, p->item, "contains values that are not finite", out);
     else if ((t->experts ? b->experts : b->type) == MOE_TYPE_Q8 && t->cols && !t->f32 && !fits_q8(out, n))
         stop_at(b, t, p->item, "has a row whose largest weight is too small to quantise (below 4e-37)", out);
 }
@@ -541,13 +540,15 @@ static int write_file(builder *b, uint64_t source) {
     if (!specs) return 0;
     for (size_t i = 0; i < b->n; i++) {
         const tensor *t = &b->tensors[i];
-        specs[i] = (moe_tensor_spec){ .name = t->name,
-                                      .type = t->experts             ? b->experts
-                                              : t->cols && !t->f32 ? b->type
-                                                                     : MOE_TYPE_F32,
-                                      .n_dims = t->experts ? 3 : t->cols ? 2 : 1,
-                                      .dims = { t->experts ? t->experts : t->rows, t->experts ? t->rows : t->cols,
-                                                t->cols } };
+        specs[i] =
+            (moe_tensor_spec){ .name = t->name,
+                               .type = t->experts           ? b->experts
+                                       : t->cols && !t->f32 ? b->type
+                                                            : MOE_TYPE_F32,
+                               .n_dims = t->experts ? 3
+                                         : t->cols  ? 2
+                                                    : 1,
+                               .dims = { t->experts ? t->experts : t->rows, t->experts ? t->rows : t->cols, t->cols } };
     }
     const moe_write_params params = { .entries = b->m->entries,
                                       .n_entries = b->m->n_entries,
@@ -557,6 +558,20 @@ static int write_file(builder *b, uint64_t source) {
                                       .user = b,
                                       .gated = 1 };
     return making_write(b->m, &params, source);
+}
+
+/* Reject sizes that the engine does not support. */
+static int check_sizes(making *m, const decoder *d, const decoder_search *s) {
+    const int64_t sizes[] = { d->width, d->heads, d->head, d->ffn, d->experts, d->hidden, d->shared };
+    int64_t largest = 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) largest = sizes[i] > largest ? sizes[i] : largest;
+    if (largest > WIDEST)
+        return making_refuse(m, d->file, "a width of %" PRId64 " is not supported; the limit is %d", largest, WIDEST);
+    if (2 * d->layers + 1 > MOE_MAX_LAYERS)
+        return making_refuse(m, d->file, "%" PRId64 " layers are not supported; the limit is %d", d->layers,
+                             (MOE_MAX_LAYERS - 1) / 2);
+    return s->n_ends <= DECODER_MAX_ENDS ||
+           making_refuse(m, d->file, "%zu tokens end an answer; the limit is %d", s->n_ends, DECODER_MAX_ENDS);
 }
 
 int decoder_write(making *m, const decoder *d, decoder_search *search, decoder_tokens *tokens, stored_list *list,
@@ -570,7 +585,7 @@ int decoder_write(making *m, const decoder *d, decoder_search *search, decoder_t
     put_search(m, d, search, tokens);
     if (positions(d) < d->context)
         making_note(m, "limiting positions to %" PRId64 " of the model's %" PRId64, positions(d), d->context);
-    const int good = m->status == MOE_OK && put_model(&b);
+    const int good = m->status == MOE_OK && check_sizes(m, d, search) && put_model(&b);
     if (good && *quantised && (type == MOE_TYPE_Q4 || (experts == MOE_TYPE_Q4 && any_sparse(d))))
         making_note(m,
                     "converting %s to Q4 quantises twice and loses precision; use --type q8b or q4m to preserve "

@@ -1,7 +1,7 @@
 /* decoder.h - decoder-only models: what their files describe, and the model file made of it.
  *
- * hub.c and gguf.c read the files of a checkpoint into these structs; decoder_put and decoder_write make the model file.
- * decoder.inc contains the families and names.
+ * hub.c and gguf.c read the files of a checkpoint into these structs; decoder_put and decoder_write make the model
+ * file. decoder.inc contains the families and names.
  */
 #ifndef CONVERT_DECODER_H
 #define CONVERT_DECODER_H
@@ -24,9 +24,9 @@ typedef struct decoder_family {
     int dense; /* 1 if no layer is a mixture */
 } decoder_family;
 
-const decoder_family *decoder_family_named(const char *name);           /* model_type; NULL if unknown */
+const decoder_family *decoder_family_named(const char *name);             /* model_type; NULL if unknown */
 const decoder_family *decoder_family_of(const char *name, size_t length); /* architecture of GGUF */
-void decoder_families(int of_gguf, char *out, size_t size);             /* list the names for a message */
+void decoder_families(int of_gguf, char *out, size_t size);               /* list the names for a message */
 
 /* The configuration of a network. */
 typedef struct decoder {
@@ -59,7 +59,7 @@ typedef struct decoder_tokens {
     text_bytes blob;
     prompt_pieces pieces;
     const char *name; /* of the model, which selects its wordings */
-    int begins; /* 1 if each text begins with the bos token */
+    int begins;       /* 1 if each text begins with the bos token */
 } decoder_tokens;
 
 /* Check the configuration as a whole, after all members except `frequencies` were set. */
@@ -71,8 +71,8 @@ void decoder_begin_with(making *m, decoder *d, decoder_tokens *t, int64_t start,
 
 /* Rename tensors as transformers does, and drop layers that predict further tokens. */
 int decoder_rename(making *m, const decoder *d, stored_list *list);
-/* Put all metadata except general.*, and write the file from files of `source` bytes. `quantised` names number formats for
- * a note, or is empty. */
+/* Put all metadata except general.*, and write the file from files of `source` bytes. `quantised` names number formats
+ * for a note, or is empty. */
 int decoder_write(making *m, const decoder *d, decoder_search *search, decoder_tokens *tokens, stored_list *list,
                   moe_type type, moe_type experts, const char *quantised, uint64_t source);
 

@@ -153,7 +153,8 @@ def read_config(c):
     given = c.raw("architectures") or [FAMILIES[family]]
     if given != [FAMILIES[family]]:
         raise FormatError(f"{c.path}: architectures {short(given)} is not supported: expected {FAMILIES[family]}")
-    for key, values in tables.choices(row for row in ROWS["ONLY"] if not row[0] or family in row[0].split()).items():
+    rows = [row for row in ROWS["ONLY"] if not row[0] or family in row[0].split()]
+    for key, values in tables.choices(rows).items():
         c.only(key, *values)
     m = types.SimpleNamespace(family=family, width=c.get("hidden_size", int, least=1, most=1 << 20),
                               layers=c.get("num_hidden_layers", int, least=1, most=256),
@@ -346,8 +347,8 @@ def read_decoder(folder, say=lambda message: None, row=None, ids_only=False):
     config, generation = hf.read_configs(folder)
     m, stored = read_config(config), hf.open_checkpoint(folder, say)
     found = build(m, config, generation, stored, tokens_meta(folder, m, say, row), hf.files_in(folder), say)
-    config.end(NO_EFFECT, MIXTURE_KEYS if ABOUT[m.family].dense else (), hf.GENERATION, hf.GENERATION_NO_EFFECT, GENERATION,
-               GENERATION_NO_EFFECT, SAMPLING, hf.GENERATION_USED)
+    config.end(NO_EFFECT, MIXTURE_KEYS if ABOUT[m.family].dense else (), hf.GENERATION, hf.GENERATION_NO_EFFECT,
+               GENERATION, GENERATION_NO_EFFECT, SAMPLING, hf.GENERATION_USED)
     return found
 
 

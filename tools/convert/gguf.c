@@ -1,6 +1,6 @@
 /* gguf.c - see gguf.h. Integers are little-endian:
- *   "GGUF", u32 version, u64 tensors, u64 keys; keys: text name, u32 type, value; tensors: text name, u32 dimensions, u64
- *   each, u32 number format, u64 offset from the aligned end of the header; texts: u64 length, bytes */
+ *   "GGUF", u32 version, u64 tensors, u64 keys; keys: text name, u32 type, value; tensors: text name, u32 dimensions,
+ * u64 each, u32 number format, u64 offset from the aligned end of the header; texts: u64 length, bytes */
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/convert/gguf.h"
@@ -108,7 +108,9 @@ static void decode_number(value *v, uint32_t type, const uint8_t *p) {
 }
 
 static int is_real(uint32_t type) { return type == F32 || type == F64; }
-static int is_whole(uint32_t type) { return type <= I64 && type != BOOL && type != STRING && type != ARRAY && !is_real(type); }
+static int is_whole(uint32_t type) {
+    return type <= I64 && type != BOOL && type != STRING && type != ARRAY && !is_real(type);
+}
 
 static int take_array(header *h, value *v) {
     v->kind = (uint32_t)take_number(h, 4, v->key);
@@ -120,8 +122,9 @@ static int take_array(header *h, value *v) {
         return h->m->status == MOE_OK;
     }
     if (v->kind > F64 || !sizes[v->kind])
-        return making_refuse(h->m, h->file, "%.80s is an array of %" PRIu64 " values of type %" PRIu32
-                             ": damaged or not supported", v->key, v->count, v->kind);
+        return making_refuse(h->m, h->file,
+                             "%.80s is an array of %" PRIu64 " values of type %" PRIu32 ": damaged or not supported",
+                             v->key, v->count, v->kind);
     if (v->count > (h->size - h->at) / sizes[v->kind]) return damaged(h, v->key);
     return take(h, v->count * sizes[v->kind], v->key) != NULL;
 }
@@ -178,21 +181,25 @@ static int take_entry(header *h, size_t number, entry *e) {
     t->n_dims = (uint32_t)take_number(h, 4, "the tensors");
     if (h->m->status) return 0;
     if (t->n_dims < 1 || t->n_dims > STORED_DIMENSIONS || strlen(t->name) != name.length)
-        return making_refuse(h->m, h->file, "tensor %.100s has an invalid name or %" PRIu32 " dimensions: damaged", t->own,
-                             t->n_dims);
+        return making_refuse(h->m, h->file, "tensor %.100s has an invalid name or %" PRIu32 " dimensions: damaged",
+                             t->own, t->n_dims);
     for (uint32_t d = 0; d < t->n_dims; d++) dims[d] = take_number(h, 8, "the tensors");
-    for (uint32_t d = 0; d < t->n_dims; d++) t->dims[d] = dims[t->n_dims - 1 - d]; /* the file lists the fastest first */
+    for (uint32_t d = 0; d < t->n_dims; d++)
+        t->dims[d] = dims[t->n_dims - 1 - d]; /* the file lists the fastest first */
     const uint32_t format = (uint32_t)take_number(h, 4, "the tensors");
     e->offset = take_number(h, 8, "the tensors");
     if (h->m->status) return 0;
     if (!stored_elements(t)) return making_refuse(h->m, h->file, "tensor %.100s has an invalid shape: damaged", t->own);
     t->format = stored_format_ggml(format);
     if (!t->format)
-        return making_unsupported(h->m, h->file, "tensor %.80s has number format %" PRIu32 " of GGUF, which only the "
-                                  "Python converter may support", t->own, format);
+        return making_unsupported(h->m, h->file,
+                                  "tensor %.80s has number format %" PRIu32 " of GGUF, which only the "
+                                  "Python converter may support",
+                                  t->own, format);
     if (t->dims[t->n_dims - 1] % t->format->numbers)
-        return making_refuse(h->m, h->file, "tensor %.80s: row length is not a multiple of %" PRIu32
-                             ", the block size of %s", t->own, t->format->numbers, t->format->name);
+        return making_refuse(h->m, h->file,
+                             "tensor %.80s: row length is not a multiple of %" PRIu32 ", the block size of %s", t->own,
+                             t->format->numbers, t->format->name);
     return 1;
 }
 
@@ -235,7 +242,8 @@ static int read_header(making *m, const packed_file *file, const char *name, hea
     const uint64_t tensors = take_number(h, 8, "the counts"), keys = take_number(h, 8, "the counts");
     if (m->status) return 0;
     if (tensors > MAX_TENSORS || keys > MAX_KEYS)
-        return making_refuse(m, name, "%" PRIu64 " tensors and %" PRIu64 " keys: damaged, or above the limits of %d and %d",
+        return making_refuse(m, name,
+                             "%" PRIu64 " tensors and %" PRIu64 " keys: damaged, or above the limits of %d and %d",
                              tensors, keys, MAX_TENSORS, MAX_KEYS);
     h->values = making_keep(m, NULL, (size_t)keys * sizeof *h->values);
     entry *entries = calloc((size_t)tensors + 1, sizeof *entries);
@@ -293,7 +301,8 @@ static int refuse_value(gguf *g, const value *v, const char *more) {
     return making_refuse(g->m, g->h.file, "%.80s is %s, which is not supported%.80s", v->key, shown(v, text), more);
 }
 
-/* Return the value of a key, or the first of a list of equal values, one per layer. NULL if missing, or after an error. */
+/* Return the value of a key, or the first of a list of equal values, one per layer. NULL if missing, or after an error.
+ */
 static const value *find_scalar(gguf *g, const char *key, value *first) {
     const value *v = find(g, key);
     if (!v || v->type != ARRAY || *key != '.' || v->kind == STRING) return v;
@@ -431,8 +440,7 @@ static int rename_all(gguf *g) {
         stored t = g->list.items[i];
         good = rename_tensor(g, &g->list, &t);
         const stored *other = good ? stored_find(&out, t.name) : NULL;
-        if (other)
-            good = making_refuse(g->m, t.file, "tensors %.80s and %.80s are the same tensor", other->own, t.own);
+        if (other) good = making_refuse(g->m, t.file, "tensors %.80s and %.80s are the same tensor", other->own, t.own);
         const size_t length = good ? strlen(t.name) : 0;
         if (good && interleaved && t.n_dims == 2 && t.dims[0] % (uint64_t)g->d.head == 0 &&
             (text_ends_with(t.name, length, ".self_attn.q_proj.weight") ||
@@ -486,8 +494,8 @@ static void check_dimensions(gguf *g) {
             key += length + strspn(key + length, " ");
         }
         if (t && product && (uint32_t)dimensions[i].axis < t->n_dims && product != t->dims[dimensions[i].axis])
-            making_refuse(g->m, g->h.file, "%s.(%s) contradict tensor %s %s", g->architecture, dimensions[i].keys, t->own,
-                          stored_shape(t, shape, sizeof shape));
+            making_refuse(g->m, g->h.file, "%s.(%s) contradict tensor %s %s", g->architecture, dimensions[i].keys,
+                          t->own, stored_shape(t, shape, sizeof shape));
     }
 }
 
@@ -539,8 +547,7 @@ static void read_mixture(gguf *g) {
             shared = &g->list.items[i];
     const int64_t units = shared ? (int64_t)shared->dims[0] : 0, each = old ? d->ffn : d->hidden;
     if (g->m->status) return;
-    if (units % each)
-        making_refuse(g->m, g->h.file, "the number of shared units is not a multiple of %" PRId64, each);
+    if (units % each) making_refuse(g->m, g->h.file, "the number of shared units is not a multiple of %" PRId64, each);
     if (units / each > 64 || (old && !units))
         making_refuse(g->m, g->h.file, "%" PRId64 " shared experts are not supported", units / each);
     must_be(g, ".expert_shared_count", units / each, units ? units / each : 0);
@@ -579,7 +586,8 @@ static int read_config(gguf *g) {
     }
     must_be(g, ".leading_dense_block_count", first < 0 ? d->layers : first, first < 0 ? 0 : first);
     d->vocabulary = (int64_t)embedding->dims[0];
-    d->ffn = whole_key(g, ".feed_forward_length", whole_key(g, ".expert_feed_forward_length", 1, 1, largest), 1, largest);
+    d->ffn =
+        whole_key(g, ".feed_forward_length", whole_key(g, ".expert_feed_forward_length", 1, 1, largest), 1, largest);
     d->epsilon = real_key(g, ".attention.layer_norm_rms_epsilon", NAN, 0.0, 1.0);
     const double theta = real_key(g, ".rope.freq_base", 1e4, 1.0, 1e12);
     d->context = whole_key(g, ".context_length", NONE, 4, largest);
@@ -773,10 +781,10 @@ static int read_pre(gguf *g) {
     size_t row = 0;
     if (model->type != STRING || !text_is(model->text.data, model->text.length, "gpt2"))
         return refuse_value(g, model, ": expected 'gpt2' (byte-level BPE)"), -1;
-    while (row < PRE_ROWS && !(pre && pre->type == STRING && text_is(pre->text.data, pre->text.length, pre_rows[row].name)))
+    while (row < PRE_ROWS &&
+           !(pre && pre->type == STRING && text_is(pre->text.data, pre->text.length, pre_rows[row].name)))
         row++;
-    if (row == PRE_ROWS)
-        return pre ? refuse_value(g, pre, "") : missing(g, "tokenizer.ggml.pre"), -1;
+    if (row == PRE_ROWS) return pre ? refuse_value(g, pre, "") : missing(g, "tokenizer.ggml.pre"), -1;
     for (const char *p = pre_rows[row].expressions; *p;) {
         const size_t length = strcspn(p, " ");
         parts->expressions[parts->n_expressions++] = pack_expression(p, length);
@@ -842,7 +850,7 @@ static int is_used(const gguf *g, size_t token) {
     const moe_span text = g->texts[token];
     for (size_t i = 0; i <= count_ends(); i++)
         if (g->ids[i] == (int64_t)token) return 1;
-    for (size_t i = 0; i < PROMPT_PIECES; i++) {
+    for (size_t i = 0; i < PROMPT_PIECES && !memchr(text.data, 0, text.length); i++) {
         const char *piece = g->tokens.pieces.texts[i];
         for (const char *at = piece; at && (at = strchr(at, text.data[0])); at++)
             if (strncmp(at, text.data, text.length) == 0) return 1;
@@ -860,8 +868,8 @@ static int retype(gguf *g) {
             !is_used(g, i) || is_made(g, &made, t))
             continue;
         g->kinds[i] = CONTROL;
-        making_note(g->m, "token %zu, '%.*s', is typed as text, but names or spells a special token: using it as one", i,
-                    (int)(t.length < 40 ? t.length : 40), t.data);
+        making_note(g->m, "token %zu, '%.*s', is typed as text, but names or spells a special token: using it as one",
+                    i, (int)(t.length < 40 ? t.length : 40), t.data);
     }
     text_index_free(&made);
     return good;
@@ -890,11 +898,12 @@ static int begin(gguf *g) {
     const moe_span bos = text_of(g, special(g, BOS));
     if (!bos.data)
         return making_refuse(g->m, g->h.file, "tokenizer.ggml.add_bos_token is true, but bos_token_id is missing");
-    for (size_t i = 0; i < 2; i++) {
+    const char *text = making_keep(g->m, bos.data, bos.length);
+    for (size_t i = 0; i < 2 && text; i++) {
         char **piece = &g->tokens.pieces.texts[prefixes[i]];
-        if (!*piece || text_begins_with(*piece, strlen(*piece), making_keep(g->m, bos.data, bos.length))) continue;
-        making_note(g->m, "prompt.%sprefix begins with '%.*s': tokenizer.ggml.add_bos_token is true", i ? "system." : "",
-                    (int)bos.length, bos.data);
+        if (!*piece || text_begins_with(*piece, strlen(*piece), text)) continue;
+        making_note(g->m, "prompt.%sprefix begins with '%.*s': tokenizer.ggml.add_bos_token is true",
+                    i ? "system." : "", (int)bos.length, bos.data);
         char *longer = making_keep(g->m, NULL, bos.length + strlen(*piece));
         if (!longer) return 0;
         memcpy(longer, bos.data, bos.length);
@@ -938,22 +947,24 @@ static int is_plain(const gguf *g, int64_t id) {
     return g->kinds && (uint64_t)id < g->n_texts && g->kinds[id] == NORMAL;
 }
 
-/* Read the ids that end an answer: end of text and of turn, by key and, as in llama.cpp, by spelling. Files of Hunyuan's
- * 7B models also list an ordinary token, which is skipped. */
+/* Read the ids that end an answer: end of text and of turn, by key and, as in llama.cpp, by spelling. Files of
+ * Hunyuan's 7B models also list an ordinary token, which is skipped. */
 static int read_ends(gguf *g) {
     int64_t found[64];
     size_t n = 0, plain = 0, first = 0;
     for (size_t i = 0; i < count_ends(); i++)
         if (g->ids[i] >= 0) add_end(g, found, &n, 64, g->ids[i]);
     for (size_t i = 0; g->kinds && i < g->n_texts; i++)
-        if (g->kinds[i] == CONTROL && text_is_listed(spelled, g->texts[i].data, g->texts[i].length))
+        if (g->kinds[i] == CONTROL && g->texts[i].length &&
+            text_is_listed(spelled, g->texts[i].data, g->texts[i].length))
             add_end(g, found, &n, 64, (int64_t)i);
     for (size_t i = n; i-- > 0;)
         if (is_plain(g, found[i])) plain++, first = i;
     if (plain && plain < n)
         making_note(g->m, "ignoring end token %" PRId64 ", which is an ordinary piece of text", found[first]);
     for (size_t i = 0; i < n; i++)
-        if (plain == n || !is_plain(g, found[i])) add_end(g, g->search.ends, &g->search.n_ends, DECODER_MAX_ENDS, found[i]);
+        if (plain == n || !is_plain(g, found[i]))
+            add_end(g, g->search.ends, &g->search.n_ends, DECODER_MAX_ENDS, found[i]);
     if (!g->search.n_ends)
         making_refuse(g->m, g->h.file, "no token ends an answer: tokenizer.ggml.eos_token_id is missing");
     return g->m->status == MOE_OK;
@@ -1029,22 +1040,26 @@ static int read_parts(gguf *g, const char *path) {
     stored_free(&g->list);
     snprintf(end, sizeof end, "-of-%05u.gguf", (unsigned)count % 100000u);
     if (length < tail || !text_ends_with(path, length, end) || path[length - tail] != '-')
-        return making_refuse(g->m, name, "split.count is %" PRId64 ", so the names of the parts must end with -00001%s etc.",
-                             count, end);
+        return making_refuse(g->m, name,
+                             "split.count is %" PRId64 ", so the names of the parts must end with -00001%s etc.", count,
+                             end);
     for (int64_t i = 0; i < count; i++) {
         char *part = making_keep(g->m, path, length);
         if (!part) return 0;
-        snprintf(part + length - tail + 1, tail, "%05u-of-%05u.gguf", (unsigned)(i + 1) % 100000u, (unsigned)count % 100000u);
+        snprintf(part + length - tail + 1, tail, "%05u-of-%05u.gguf", (unsigned)(i + 1) % 100000u,
+                 (unsigned)count % 100000u);
         if (access(part, F_OK) != 0)
             return making_refuse(g->m, packed_base(part), "missing: %s is one of %" PRId64 " parts", name, count);
-        if (!making_failed(g->m, packed_open(part, largest_file, "a model", g->m->out, &g->files[g->n_files], g->m->error)))
+        if (!making_failed(g->m,
+                           packed_open(part, largest_file, "a model", g->m->out, &g->files[g->n_files], g->m->error)))
             return 0;
         g->n_files++;
         if (!read_header(g->m, &g->files[i], packed_base(part), &h, &g->list)) return 0;
         const value *number = find_value(&h, "split.no"), *all = find_value(&h, "split.count");
         if (!number || !all || !is_whole(number->type) || number->integer != i || all->integer != count)
-            return making_refuse(g->m, packed_base(part), "split.no and split.count do not match the name: expected %" PRId64
-                                 " and %" PRId64, i, count);
+            return making_refuse(g->m, packed_base(part),
+                                 "split.no and split.count do not match the name: expected %" PRId64 " and %" PRId64, i,
+                                 count);
         if (i == 0) g->h = h;
     }
     v = find_value(&g->h, "split.tensors.count");
@@ -1061,7 +1076,8 @@ static void list_formats(const gguf *g, char *out, size_t size) {
         const char *next = NULL;
         for (size_t i = 0; i < g->list.n; i++) {
             const stored_format *f = g->list.items[i].format;
-            if (!stored_is_plain(f) && strcmp(f->name, last) > 0 && (!next || strcmp(f->name, next) < 0)) next = f->name;
+            if (!stored_is_plain(f) && strcmp(f->name, last) > 0 && (!next || strcmp(f->name, next) < 0))
+                next = f->name;
         }
         if (!next || n >= size) return;
         n += (size_t)snprintf(out + n, size - n, "%s%s", n ? ", " : "", next);
@@ -1099,7 +1115,8 @@ static int read_tokens(gguf *g) {
     if (g->m->status || !read_token_lists(g)) return 0;
     g->d.bos = 0;
     if (!find(g, "tokenizer.ggml.model") || !find(g, "tokenizer.ggml.tokens"))
-        making_note(g->m, "no tokeniser: %.100s has no tokenizer.ggml.model or tokens. The model will accept token ids only",
+        making_note(g->m,
+                    "no tokeniser: %.100s has no tokenizer.ggml.model or tokens. The model will accept token ids only",
                     g->h.file);
     else if (!read_tokeniser(g)) return 0;
     if (special(g, BOS) >= 0) g->d.bos = special(g, BOS);
@@ -1118,8 +1135,8 @@ int gguf_convert(making *m, const convert_options *options) {
     const moe_type experts = options->experts != MOE_TYPE_KEEP ? options->experts
                              : options->type == MOE_TYPE_KEEP  ? MOE_TYPE_Q4
                                                                : options->type;
-    int good = read_parts(&g, options->path) && read_family(&g) && read_config(&g) && rename_all(&g) && read_factors(&g) &&
-               read_tokens(&g) && put_general(&g);
+    int good = read_parts(&g, options->path) && read_family(&g) && read_config(&g) && rename_all(&g) &&
+               read_factors(&g) && read_tokens(&g) && put_general(&g);
     list_formats(&g, formats, sizeof formats);
     for (size_t i = 0; i < g.n_files; i++) source += g.files[i].size;
     good = good && decoder_rename(m, &g.d, &g.list) &&

@@ -171,8 +171,8 @@ static cJSON *merge_rope(hub *h) {
     if (new && !cJSON_IsObject(new)) conf_refuse(&h->config, "rope_parameters", new, "");
     if (old && !cJSON_IsObject(old)) conf_refuse(&h->config, "rope_scaling", old, "");
     cJSON_ArrayForEach(x, new) cJSON_AddItemToObject(all, x->string, cJSON_Duplicate(x, 1));
-    cJSON_ArrayForEach(x, old)
-        if (!cJSON_GetObjectItemCaseSensitive(new, x->string)) cJSON_AddItemToObject(all, x->string, cJSON_Duplicate(x, 1));
+    cJSON_ArrayForEach(x, old) if (!cJSON_GetObjectItemCaseSensitive(new, x->string))
+        cJSON_AddItemToObject(all, x->string, cJSON_Duplicate(x, 1));
     if (!all) making_no_memory(h->m);
     return all;
 }
@@ -201,11 +201,14 @@ static int rotate(hub *h, conf *c) {
     if (!kind) return 0;
     const int llama3 = llama && strcmp(kind, "llama3") == 0;
     if (strcmp(kind, "dynamic") == 0 && strncmp(d->family->name, "hunyuan", 7) == 0 && alpha) {
-        if (d->head < 4) return making_refuse(h->m, c->file, "head_dim %" PRId64 " is not supported with alpha", d->head);
+        if (d->head < 4)
+            return making_refuse(h->m, c->file, "head_dim %" PRId64 " is not supported with alpha", d->head);
         theta *= pow(conf_real(c, "alpha", NAN, 1.0, 1e9), (double)d->head / (double)(d->head - 2));
     } else if (strcmp(kind, "default") != 0 && !llama3) {
-        return making_refuse(h->m, c->file, "rope type '%.40s'%s: only 'default', Hunyuan's 'dynamic' with alpha and "
-                                            "Llama's 'llama3' are supported", kind, alpha ? " with alpha" : "");
+        return making_refuse(h->m, c->file,
+                             "rope type '%.40s'%s: only 'default', Hunyuan's 'dynamic' with alpha and "
+                             "Llama's 'llama3' are supported",
+                             kind, alpha ? " with alpha" : "");
     } else if (alpha && !conf_is_listed(alpha, "[1.0]")) {
         return conf_refuse(c, "alpha", alpha, "");
     }
@@ -221,7 +224,8 @@ static int rotate(hub *h, conf *c) {
 static int read_rope(hub *h) {
     cJSON *all = merge_rope(h);
     conf c = { 0 };
-    const int good = h->m->status == MOE_OK && conf_begin(h->m, "config.json: rope_parameters", all, &c) && rotate(h, &c);
+    const int good =
+        h->m->status == MOE_OK && conf_begin(h->m, "config.json: rope_parameters", all, &c) && rotate(h, &c);
     conf_free(&c);
     cJSON_Delete(all);
     return good;
@@ -309,8 +313,10 @@ static int read_family(hub *h) {
     h->d.family = type ? decoder_family_named(type) : NULL;
     decoder_families(0, names, sizeof names);
     if (!h->d.family)
-        return making_unsupported(h->m, c->file, "model_type %.40s has no reader in C (%s have); the Python converter may "
-                                  "support it: tools/convert/convert.py", type ? type : "(missing)", names);
+        return making_unsupported(h->m, c->file,
+                                  "model_type %.40s has no reader in C (%s have); the Python converter may "
+                                  "support it: tools/convert/convert.py",
+                                  type ? type : "(missing)", names);
     const cJSON *classes = conf_raw(c, "architectures"), *x = cJSON_GetArrayItem(classes, 0);
     if (classes && !(cJSON_IsArray(classes) && cJSON_GetArraySize(classes) == 1 && cJSON_IsString(x) &&
                      strcmp(x->valuestring, h->d.family->class) == 0))
@@ -376,8 +382,7 @@ static int read_search(hub *h) {
     if (!ends) ends = conf_raw(&h->config, "eos_token_id");
     int good = !cJSON_IsArray(ends) ? add_end(h, ends) : cJSON_GetArraySize(ends) <= DECODER_MAX_ENDS;
     if (cJSON_IsArray(ends)) cJSON_ArrayForEach(x, ends) good = good && add_end(h, x);
-    if (!good || !s->n_ends)
-        return conf_refuse(c, "eos_token_id", ends, ": expected tokens of the model, at most 8");
+    if (!good || !s->n_ends) return conf_refuse(c, "eos_token_id", ends, ": expected tokens of the model, at most 8");
     s->beam = conf_whole(c, "num_beams", 1, 1, MOE_MAX_BEAM);
     s->length_penalty = conf_real(c, "length_penalty", 1.0, 0.0, 100.0);
     s->early_stopping = conf_flag(c, "early_stopping", 0);
@@ -412,14 +417,15 @@ static int refuse_part(hub *h, const char *what, const cJSON *x, const char *exp
                          conf_short(x, text, sizeof text), expected);
 }
 
-/* Return the first element of a Sequence, or the part itself; the following ones are its `next`. NULL if there is none. */
+/* Return the first element of a Sequence, or the part itself; the following ones are its `next`. NULL if there is none.
+ */
 static const cJSON *first_part(hub *h, const cJSON *x, const char *key) {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(x, key), *part;
     if (strcmp(type_of(x), "none") == 0) return NULL;
     if (strcmp(type_of(x), "Sequence") != 0) return x;
     if (!cJSON_IsArray(list)) refuse_part(h, key, list, "a list");
-    cJSON_ArrayForEach(part, list)
-        if (strcmp(type_of(part), "Sequence") == 0) refuse_part(h, "nested Sequence", part, "none");
+    cJSON_ArrayForEach(part, list) if (strcmp(type_of(part), "Sequence") == 0)
+        refuse_part(h, "nested Sequence", part, "none");
     return list ? list->child : NULL;
 }
 
@@ -431,8 +437,10 @@ static const cJSON *next_part(const cJSON *whole_part, const cJSON *part) {
 static void add_expression(hub *h, const char *text, const char *published) {
     pack_parts *parts = &h->tokens.parts;
     if (!text)
-        making_unsupported(h->m, tokeniser_file, "unknown regular expression %.60s; the Python converter may support it: "
-                           "tools/convert/convert.py", published);
+        making_unsupported(h->m, tokeniser_file,
+                           "unknown regular expression %.60s; the Python converter may support it: "
+                           "tools/convert/convert.py",
+                           published);
     else if (parts->n_expressions == PACK_MAX_EXPRESSIONS)
         making_refuse(h->m, tokeniser_file, "more than %d splits", PACK_MAX_EXPRESSIONS);
     else parts->expressions[parts->n_expressions++] = text;
@@ -483,13 +491,18 @@ static int read_normaliser(hub *h, const cJSON *all) {
     return h->m->status == MOE_OK;
 }
 
+/* Return 1 for an object whose first member has this name. */
+static int is_named(const cJSON *x, const char *name) {
+    return cJSON_IsObject(x) && x->child && strcmp(x->child->string, name) == 0;
+}
+
 /* Return the id of the only special token that a TemplateProcessing puts before a text, or -1. */
 static int64_t read_template(hub *h, const cJSON *x) {
     const cJSON *single = cJSON_GetObjectItemCaseSensitive(x, "single"), *first = cJSON_GetArrayItem(single, 0);
     const int n = cJSON_IsArray(single) ? cJSON_GetArraySize(single) : 0;
     const cJSON *last = n ? cJSON_GetArrayItem(single, n - 1) : NULL;
-    const int one = n == 2 && first->child && strcmp(first->child->string, "SpecialToken") == 0;
-    if ((n == 1 || one) && last->child && strcmp(last->child->string, "Sequence") == 0) {
+    const int one = n == 2 && is_named(first, "SpecialToken");
+    if ((n == 1 || one) && is_named(last, "Sequence")) {
         if (n == 1) return -1;
         const cJSON *id = cJSON_GetObjectItemCaseSensitive(first->child, "id"),
                     *tokens = cJSON_GetObjectItemCaseSensitive(x, "special_tokens"),
@@ -509,7 +522,8 @@ static int64_t read_start(hub *h, const cJSON *all) {
     int64_t found = -1;
     for (const cJSON *x = first_part(h, all, "processors"); x && h->m->status == MOE_OK; x = next_part(all, x)) {
         if (strcmp(type_of(x), "TemplateProcessing") == 0) found = read_template(h, x);
-        else if (strcmp(type_of(x), "ByteLevel") != 0) refuse_part(h, "post_processor", x, "ByteLevel or TemplateProcessing");
+        else if (strcmp(type_of(x), "ByteLevel") != 0)
+            refuse_part(h, "post_processor", x, "ByteLevel or TemplateProcessing");
     }
     return found;
 }
@@ -527,10 +541,13 @@ static int put_added(hub *h, const char *file, double id, const cJSON *x) {
     conf_free(&c);
     const size_t length = strlen(content->valuestring);
     const int is_special = is_true(x, "special", 0);
-    const pack_added a = { (int64_t)id, { making_keep(h->m, content->valuestring, length), length }, is_special,
+    const pack_added a = { (int64_t)id,
+                           { making_keep(h->m, content->valuestring, length), length },
+                           is_special,
                            is_true(x, "normalized", !is_special) };
-    return good && a.content.data && making_failed(h->m, text_add(&parts->added, &parts->n_added, &parts->added_capacity,
-                                                                  &a, 1, sizeof a, h->m->error));
+    return good && a.content.data &&
+           making_failed(h->m, text_add(&parts->added, &parts->n_added, &parts->added_capacity, &a, 1, sizeof a,
+                                        h->m->error));
 }
 
 static int read_added(hub *h, const cJSON *rows) {
@@ -563,8 +580,8 @@ static int read_more_added(hub *h) {
             if (strcmp(parts->added[i].content.data, a->content.data) != 0) continue;
             if (parts->added[i].id != a->id)
                 return making_refuse(h->m, file, "added token %s has id %" PRId64 ", but %" PRId64 " in tokenizer.json",
-                                     conf_short(cJSON_GetObjectItemCaseSensitive(x, "content"), text, sizeof text), a->id,
-                                     parts->added[i].id);
+                                     conf_short(cJSON_GetObjectItemCaseSensitive(x, "content"), text, sizeof text),
+                                     a->id, parts->added[i].id);
             if (i < known) {
                 parts->n_added--;
                 break;
@@ -582,7 +599,8 @@ static int read_vocabulary(hub *h, const cJSON *vocabulary) {
     cJSON_ArrayForEach(x, vocabulary) {
         const double id = cJSON_IsNumber(x) ? x->valuedouble : -1;
         if (!(id >= 0 && id < PACK_MAX_TOKENS && floor(id) >= id))
-            return making_refuse(h->m, tokeniser_file, "the vocabulary must map tokens to ids below %d", PACK_MAX_TOKENS);
+            return making_refuse(h->m, tokeniser_file, "the vocabulary must map tokens to ids below %d",
+                                 PACK_MAX_TOKENS);
         if ((size_t)id >= parts->n_tokens) parts->n_tokens = (size_t)id + 1;
     }
     parts->tokens = making_keep(h->m, NULL, parts->n_tokens * sizeof *parts->tokens);
@@ -644,10 +662,15 @@ static const char *content_of(const cJSON *x) {
 static int64_t start_of(hub *h, int64_t start) {
     static const char *const classes[] = { "LlamaTokenizer", "CodeLlamaTokenizer" };
     const pack_parts *parts = &h->tokens.parts;
-    const cJSON *class = conf_raw(&h->settings, "tokenizer_class"), *add = cJSON_GetObjectItemCaseSensitive(h->settings.object, "add_bos_token");
-    const char *name = cJSON_IsString(class) ? class->valuestring : "", *text = content_of(conf_raw(&h->settings, "bos_token"));
-    if (strncmp(name, classes[0], strlen(classes[0])) != 0 && strncmp(name, classes[1], strlen(classes[1])) != 0) return start;
-    if (add && (cJSON_IsFalse(add) || cJSON_IsNull(add) || (cJSON_IsNumber(add) && !(add->valuedouble < 0) && !(add->valuedouble > 0)))) return -1;
+    const cJSON *class = conf_raw(&h->settings, "tokenizer_class"),
+                *add = cJSON_GetObjectItemCaseSensitive(h->settings.object, "add_bos_token");
+    const char *name = cJSON_IsString(class) ? class->valuestring : "",
+               *text = content_of(conf_raw(&h->settings, "bos_token"));
+    if (strncmp(name, classes[0], strlen(classes[0])) != 0 && strncmp(name, classes[1], strlen(classes[1])) != 0)
+        return start;
+    if (add && (cJSON_IsFalse(add) || cJSON_IsNull(add) ||
+                (cJSON_IsNumber(add) && !(add->valuedouble < 0) && !(add->valuedouble > 0))))
+        return -1;
     if (!text) text = "<s>";
     for (size_t i = 0; i < parts->n_tokens; i++)
         if (parts->tokens[i].data && text_is(parts->tokens[i].data, parts->tokens[i].length, text)) return (int64_t)i;
@@ -661,8 +684,10 @@ static int check_ids(hub *h, int64_t start) {
     int64_t last = start > (int64_t)parts->n_tokens - 1 ? start : (int64_t)parts->n_tokens - 1;
     for (size_t i = 0; i < parts->n_added; i++)
         if (parts->added[i].id > last) last = parts->added[i].id;
-    return last < h->d.vocabulary || making_refuse(h->m, tokeniser_file, "token id %" PRId64 " exceeds the model's vocabulary "
-                                                   "of %" PRId64, last, h->d.vocabulary);
+    return last < h->d.vocabulary || making_refuse(h->m, tokeniser_file,
+                                                   "token id %" PRId64 " exceeds the model's vocabulary "
+                                                   "of %" PRId64,
+                                                   last, h->d.vocabulary);
 }
 
 /* Pack the tokeniser. Returns the id that it puts before each text, or -1. */
@@ -705,7 +730,8 @@ static moe_span find_template(hub *h, const char **file, packed_file *mapped) {
     *file = "chat_template.jinja";
     if (!alone) return none;
     if (access(alone, F_OK) == 0) {
-        if (!making_failed(h->m, packed_open(alone, LARGEST_TEMPLATE, "a chat template", h->m->out, mapped, h->m->error)))
+        if (!making_failed(h->m,
+                           packed_open(alone, LARGEST_TEMPLATE, "a chat template", h->m->out, mapped, h->m->error)))
             return none;
         return (moe_span){ mapped->data ? (const char *)mapped->data : "", mapped->size };
     }
@@ -763,7 +789,8 @@ static int check_specials(hub *h, const char *file, const char *const tokens[PRO
         for (size_t i = 0; written && i < parts->n_added; i++)
             known |= strstr(parts->added[i].content.data, tokens[k]) != NULL;
         if (written && !known)
-            return making_refuse(h->m, file, "the chat template writes %s %.60s, which tokenizer.json does not add as a token",
+            return making_refuse(h->m, file,
+                                 "the chat template writes %s %.60s, which tokenizer.json does not add as a token",
                                  prompt_token_names[k], tokens[k]);
     }
     return 1;
@@ -776,7 +803,8 @@ static int read_prompts(hub *h) {
     int good = h->m->status == MOE_OK;
     h->tokens.name = making_default_name(h->m, h->options->path, 1);
     if (good && !template.data) {
-        making_note(h->m, "no prompt: %.200s has no chat template. Each input line must be a whole prompt", h->options->path);
+        making_note(h->m, "no prompt: %.200s has no chat template. Each input line must be a whole prompt",
+                    h->options->path);
     } else if (good) {
         find_specials(h, tokens);
         good = prompts_find(h->m, file, template, tokens, h->d.family->name, &h->tokens.pieces) &&
@@ -796,9 +824,11 @@ static int read_tokens(hub *h) {
         !read_json(h, SPECIALS_MAP, "special_tokens_map.json", &h->specials, &found))
         return 0;
     if (access(path, F_OK) != 0 && access(ranks, F_OK) == 0)
-        return making_unsupported(h->m, "hy.tiktoken", "the Python converter reads this tokeniser: tools/convert/convert.py");
+        return making_unsupported(h->m, "hy.tiktoken",
+                                  "the Python converter reads this tokeniser: tools/convert/convert.py");
     if (access(path, F_OK) != 0) {
-        making_note(h->m, "no tokeniser: no tokenizer.json or hy.tiktoken in %.200s. The model will accept token ids only",
+        making_note(h->m,
+                    "no tokeniser: no tokenizer.json or hy.tiktoken in %.200s. The model will accept token ids only",
                     h->options->path);
         return 1;
     }
@@ -818,16 +848,20 @@ static int known_config(const void *user, const char *key) {
     for (size_t i = 0; i < DECODER_SAMPLING; i++)
         if (strcmp(sampling_rows[i].key, key) == 0) return 1;
     return is_ignored(config, key) || is_ignored(decoder_, key) || (h->d.family->dense && is_ignored(dense, key)) ||
-           is_ignored(decoder_generation, key) || is_ignored(used_generation, key);
+           is_ignored(generation, key) || is_ignored(decoder_generation, key) || is_ignored(used_generation, key);
 }
 
-static int read_all(hub *h) {
+/* Read all files; without `weights`, only those that describe the model. */
+static int read_all(hub *h, int weights) {
     int found;
     if (!read_json(h, CONFIG, "config.json", &h->config, &found)) return 0;
-    if (!found) return making_refuse(h->m, packed_base(h->options->path), "config.json is missing: copy the model's whole folder");
-    return read_json(h, GENERATION_CONFIG, "generation_config.json", &h->generation, &h->has_generation) && read_config(h) &&
-           safetensors_open(h->m, h->options->path, &h->shards, &h->list) && read_tokens(h) && read_search(h) &&
-           decoder_rename(h->m, &h->d, &h->list) && conf_end(&h->config, known_config, h);
+    if (!found)
+        return making_refuse(h->m, packed_base(h->options->path),
+                             "config.json is missing: copy the model's whole folder");
+    return read_json(h, GENERATION_CONFIG, "generation_config.json", &h->generation, &h->has_generation) &&
+           read_config(h) && (!weights || safetensors_open(h->m, h->options->path, &h->shards, &h->list)) &&
+           read_tokens(h) && read_search(h) && (!weights || decoder_rename(h->m, &h->d, &h->list)) &&
+           conf_end(&h->config, known_config, h);
 }
 
 static int put_general(hub *h) {
@@ -840,6 +874,18 @@ static int put_general(hub *h) {
     return h->m->status == MOE_OK;
 }
 
+static void close_all(hub *h) {
+    safetensors_close(&h->shards);
+    stored_free(&h->list);
+    conf_free(&h->config);
+    conf_free(&h->generation);
+    conf_free(&h->settings);
+    conf_free(&h->specials);
+    for (size_t i = 0; i < sizeof h->files / sizeof *h->files; i++) cJSON_Delete(h->files[i]);
+    free(h->tokens.parts.added);
+    text_bytes_free(&h->tokens.blob);
+}
+
 int hub_convert(making *m, const convert_options *options) {
     hub h = { .m = m, .options = options };
     const moe_type type = options->type == MOE_TYPE_KEEP ? MOE_TYPE_Q8B : options->type;
@@ -847,17 +893,16 @@ int hub_convert(making *m, const convert_options *options) {
                              : options->type == MOE_TYPE_KEEP  ? MOE_TYPE_Q4
                                                                : options->type;
     uint64_t source = 0;
-    int good = read_all(&h) && put_general(&h);
+    int good = read_all(&h, 1) && put_general(&h);
     for (size_t i = 0; i < h.shards.n; i++) source += h.shards.files[i].size;
     good = good && decoder_write(m, &h.d, &h.search, &h.tokens, &h.list, type, experts, "", source);
-    safetensors_close(&h.shards);
-    stored_free(&h.list);
-    conf_free(&h.config);
-    conf_free(&h.generation);
-    conf_free(&h.settings);
-    conf_free(&h.specials);
-    for (size_t i = 0; i < sizeof h.files / sizeof *h.files; i++) cJSON_Delete(h.files[i]);
-    free(h.tokens.parts.added);
-    text_bytes_free(&h.tokens.blob);
+    close_all(&h);
+    return good;
+}
+
+int hub_check(making *m, const convert_options *options) {
+    hub h = { .m = m, .options = options };
+    const int good = read_all(&h, 0);
+    close_all(&h);
     return good;
 }

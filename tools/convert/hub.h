@@ -7,5 +7,7 @@
 
 /* Convert a folder with config.json, generation_config.json, tokenizer.json and safetensors. */
 int hub_convert(making *m, const convert_options *options);
+/* Read all files of a folder except the weights. */
+int hub_check(making *m, const convert_options *options);
 
 #endif

@@ -14,7 +14,7 @@ typedef struct making {
     const char *out; /* the file to write */
     moe_error *error;
     moe_status status;
-    void (*note)(void *user, const char *message); /* may be NULL */
+    void (*note)(void *user, const char *message);              /* may be NULL */
     void (*begin)(void *user, uint64_t bytes, uint64_t source); /* called before writing; may be NULL */
     void *user;
     struct making_block *blocks;

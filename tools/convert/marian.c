@@ -130,7 +130,8 @@ static int find(job *j, int kind, const char **path) {
         name[length - tail] = kept;
         if (!fits || matches(file_rows[kind].excluded, name)) continue;
         if (found)
-            return making_refuse(&j->m, j->folder, "contains %.60s and %.60s: keep one or specify the model file", found, name);
+            return making_refuse(&j->m, j->folder, "contains %.60s and %.60s: keep one or specify the model file",
+                                 found, name);
         found = name;
     }
     if (found) *path = making_join(&j->m, j->folder, found);
@@ -157,7 +158,7 @@ static int named(job *j, moe_span name, const char **path) {
     *path = find_named(j, name);
     if (*path || j->m.status) return j->m.status == MOE_OK;
     return making_refuse(&j->m, packed_base(j->config), "%s is missing: the decoder's settings require it",
-                  yaml_short(name, word, sizeof word));
+                         yaml_short(name, word, sizeof word));
 }
 
 /* ---- decoder.yml ---- */
@@ -177,9 +178,10 @@ static int open_config(job *j) {
     if (!find(j, FILE_decoder, &j->config) || (!j->config && !find(j, FILE_config, &j->config))) return 0;
     if (!j->config) return 1;
     name = packed_base(j->config);
-    return making_failed(&j->m, packed_open(j->config, BIN_MAX_TEXT, "a text", j->m.out, &j->config_file, j->m.error)) &&
+    return making_failed(&j->m,
+                         packed_open(j->config, BIN_MAX_TEXT, "a text", j->m.out, &j->config_file, j->m.error)) &&
            making_failed(&j->m, yaml_parse(&j->config_map, j->config_file.data ? (const char *)j->config_file.data : "",
-                                j->config_file.size, name, j->m.error));
+                                           j->config_file.size, name, j->m.error));
 }
 
 static int find_shortlist(job *j) {
@@ -190,7 +192,7 @@ static int find_shortlist(job *j) {
     j->list = find_named(j, name[0]);
     if (!j->list && j->m.status == MOE_OK)
         making_note(&j->m, "%s: %s is missing: continuing without a shortlist", packed_base(j->config),
-             yaml_short(name[0], word, sizeof word));
+                    yaml_short(name[0], word, sizeof word));
     return j->m.status == MOE_OK;
 }
 
@@ -207,18 +209,18 @@ static int read_search(job *j) {
         return 1;
     }
     if (!making_failed(&j->m, yaml_whole(map, "beam-size", "12", 1, MOE_MAX_BEAM, &s->beam, j->m.error))) return 0;
-#define REAL(field, key, otherwise, least, most)                                                \
+#define REAL(field, key, otherwise, least, most)                                                             \
     if (!making_failed(&j->m, yaml_real(map, key, otherwise, least, most, &s->field, j->m.error))) return 0;
 #include "tools/convert/marian.inc"
     const int penalised = s->word_penalty < 0 || s->word_penalty > 0;
     if (penalised && (s->normalize < 1 || s->normalize > 1))
         return making_refuse(&j->m, map->where,
-                      "word-penalty %g is supported only with normalize 1, not %g: set it to 0, and compare "
-                      "translations",
-                      s->word_penalty, s->normalize);
+                             "word-penalty %g is supported only with normalize 1, not %g: set it to 0, and compare "
+                             "translations",
+                             s->word_penalty, s->normalize);
     if (penalised) /* (sum - penalty * length) / length: the same order of hypotheses */
-        making_note(&j->m, "word-penalty %g is left out: with normalize 1 it only lowers all scores by %g", s->word_penalty,
-             s->word_penalty);
+        making_note(&j->m, "word-penalty %g is left out: with normalize 1 it only lowers all scores by %g",
+                    s->word_penalty, s->word_penalty);
     const size_t n = texts(map, "weights", &weights);
     if (n > 1 || (n && !text_span_is(*weights, "1") && !text_span_is(*weights, "1.0")) ||
         texts(map, "models", &models) > 1)
@@ -288,9 +290,10 @@ static int read_norms(job *j) {
     j->s.top = strcmp(top, "n") == 0;
     j->s.first = strcmp(first, "n") == 0;
     if ((j->s.before || (!*pre && strcmp(post, "an") == 0)) && (j->s.top || !*top) && (j->s.first || !*first)) return 1;
-    return making_refuse(&j->m, j->model_map.where,
-                  "unsupported transformer-preprocess, -postprocess, -postprocess-top or -postprocess-emb: norms must "
-                  "precede or follow every layer");
+    return making_refuse(
+        &j->m, j->model_map.where,
+        "unsupported transformer-preprocess, -postprocess, -postprocess-top or -postprocess-emb: norms must "
+        "precede or follow every layer");
 }
 
 /* Read the version, which determines the inputs of keys and values. */
@@ -304,10 +307,11 @@ static int read_version(job *j) {
     const int valid = strspn(copy, "v.0123456789") >= 6 && copy[1] != '.' &&
                       sscanf(copy, "v%4d.%4d.%4d%n", &numbers[0], &numbers[1], &numbers[2], &read) == 3 && read >= 6;
     if (s->before && !valid)
-        return making_refuse(&j->m, j->model_map.where,
-                      "invalid version '%.40s': transformer-preprocess n requires the version, because keys have been "
-                      "normalised since v1.10.28",
-                      copy);
+        return making_refuse(
+            &j->m, j->model_map.where,
+            "invalid version '%.40s': transformer-preprocess n requires the version, because keys have been "
+            "normalised since v1.10.28",
+            copy);
     s->raw = s->before &&
              (numbers[0] < 1 || (numbers[0] == 1 && (numbers[1] < 10 || (numbers[1] == 10 && numbers[2] < 28))));
     while (v.length && strchr(" \t\n\v\f\r\x1c\x1d\x1e\x1f", *v.data) && *v.data) v.data++, v.length--;
@@ -321,7 +325,8 @@ static int read_layers(job *j) {
     settings *s = &j->s;
     const moe_span *numbers;
     moe_span aligns;
-    if (!making_failed(&j->m, yaml_text(map, "transformer-guided-alignment-layer", "last", &aligns, j->m.error))) return 0;
+    if (!making_failed(&j->m, yaml_text(map, "transformer-guided-alignment-layer", "last", &aligns, j->m.error)))
+        return 0;
     s->aligns = text_span_is(aligns, "last") ? s->decoder_layers : layer_number(aligns, s->decoder_layers);
     if (!s->aligns) return making_failed(&j->m, yaml_refuse(map, "transformer-guided-alignment-layer", j->m.error));
     const size_t n = texts(map, "transformer-tied-layers", &numbers);
@@ -350,17 +355,19 @@ static int read_settings(job *j) {
     moe_span cell;
 #define FIXED(key, value)                     \
     if (!read_fixed(j, key, value)) return 0;
-#define CHOICE(field, key, values, when)                                                             \
+#define CHOICE(field, key, values, when)                                                                          \
     if (is_for(s, when) && !making_failed(&j->m, yaml_choice(map, key, values, &s->field, j->m.error))) return 0;
-#define NUMBER(field, key, otherwise, least, most, when)                                                   \
-    if (is_for(s, when) &&                                                                                 \
-        !making_failed(&j->m, yaml_whole(map, key, *otherwise ? otherwise : NULL, least, most, &s->field, j->m.error))) \
+#define NUMBER(field, key, otherwise, least, most, when)                                                          \
+    if (is_for(s, when) && !making_failed(&j->m, yaml_whole(map, key, *otherwise ? otherwise : NULL, least, most, \
+                                                            &s->field, j->m.error)))                              \
         return 0;
-#define FLAG(field, key)                                                                \
+#define FLAG(field, key)                                                                             \
     if (!making_failed(&j->m, yaml_choice(map, key, "false true", &s->field, j->m.error))) return 0;
 #include "tools/convert/marian.inc"
-    if (s->width % s->heads || s->width % 2) return making_failed(&j->m, yaml_refuse(map, "transformer-heads", j->m.error));
-    if (s->decoder_products == 1) return making_failed(&j->m, yaml_refuse(map, "transformer-decoder-ffn-depth", j->m.error));
+    if (s->width % s->heads || s->width % 2)
+        return making_failed(&j->m, yaml_refuse(map, "transformer-heads", j->m.error));
+    if (s->decoder_products == 1)
+        return making_failed(&j->m, yaml_refuse(map, "transformer-decoder-ffn-depth", j->m.error));
     if (!s->decoder_hidden) s->decoder_hidden = s->encoder_hidden;
     if (s->decoder == SSRU) {
         if (!making_failed(&j->m, yaml_text(map, "dec-cell", NULL, &cell, j->m.error))) return 0;
@@ -383,12 +390,14 @@ static int open_model(job *j) {
     if (!making_failed(&j->m, packed_open(j->model, largest_model, "a model", j->m.out, &j->model_file, j->m.error)) ||
         !making_failed(&j->m, bin_read(&j->model_file, name, &j->bin, j->m.error)))
         return 0;
-    if (!j->bin.settings.data) return making_refuse(&j->m, name, "special:model.yml, the model's description, is missing");
+    if (!j->bin.settings.data)
+        return making_refuse(&j->m, name, "special:model.yml, the model's description, is missing");
     const size_t length = strlen(name) + strlen(": special:model.yml");
     char *where = making_keep(&j->m, NULL, length);
     if (!where) return 0;
     snprintf(where, length + 1, "%s: special:model.yml", name);
-    return making_failed(&j->m, yaml_parse(&j->model_map, j->bin.settings.data, j->bin.settings.length, where, j->m.error)) &&
+    return making_failed(&j->m,
+                         yaml_parse(&j->model_map, j->bin.settings.data, j->bin.settings.length, where, j->m.error)) &&
            read_settings(j);
 }
 
@@ -426,7 +435,8 @@ static int put_general(job *j, int from_folder) {
     char digest[65];
     moe_span licence;
     making_put_text(&j->m, "general.architecture", "transformer");
-    making_put_text(&j->m, "general.name", given->name ? given->name : making_default_name(&j->m, given->path, from_folder));
+    making_put_text(&j->m, "general.name",
+                    given->name ? given->name : making_default_name(&j->m, given->path, from_folder));
     making_put_text(&j->m, "general.description", given->description);
     if (!put_licence(j, &licence)) return 0;
     making_put_span(&j->m, "general.licence", MOE_META_TEXT, licence.data, licence.length);
@@ -472,7 +482,8 @@ static const char *const tensor_names[] = {
 static tensor *add_tensor(job *j, const char *name, size_t rows, size_t cols) {
     tensor t = { .rows = rows, .cols = cols };
     snprintf(t.name, sizeof t.name, "%s", name);
-    if (j->m.status || !making_failed(&j->m, text_add(&j->tensors, &j->n_tensors, &j->tensor_capacity, &t, 1, sizeof t, j->m.error)))
+    if (j->m.status ||
+        !making_failed(&j->m, text_add(&j->tensors, &j->n_tensors, &j->tensor_capacity, &t, 1, sizeof t, j->m.error)))
         return NULL;
     return &j->tensors[j->n_tensors - 1];
 }
@@ -496,11 +507,12 @@ static void take(job *j, tensor *t, const char *name, size_t rows, int as_shown)
                               : t->cols            ? t->cols
                                                    : rows };
     if (!item) {
-        making_refuse(&j->m, j->model_name, "tensor %.80s is missing: the settings require shape [%zu, %zu]", name, shape[0],
-               shape[1]);
+        making_refuse(&j->m, j->model_name, "tensor %.80s is missing: the settings require shape [%zu, %zu]", name,
+                      shape[0], shape[1]);
     } else if (item->n_dims != 2 || item->dims[0] != shape[0] || item->dims[1] != shape[1]) {
-        making_refuse(&j->m, j->model_name, "tensor %.80s has a shape other than [%zu, %zu], which the settings require", name,
-               shape[0], shape[1]);
+        making_refuse(&j->m, j->model_name,
+                      "tensor %.80s has a shape other than [%zu, %zu], which the settings require", name, shape[0],
+                      shape[1]);
     } else if (item->kind != BIN_FLOAT && (!t->cols || !may_be_coded(name))) {
         making_refuse(&j->m, j->model_name, "number format of tensor %.80s is not supported", name);
     } else if (making_failed(&j->m, bin_check(item, j->model_name, j->m.error))) {
@@ -682,7 +694,7 @@ static int read_sizes(job *j) {
     s->positions = !s->trained ? TARGETS : item && item->n_dims ? item->dims[0] : 0;
     if (s->positions < 2 || s->positions > MAX_POSITIONS)
         return making_refuse(&j->m, j->model_name, "tensor %s is missing or not a matrix of positions",
-                      tensor_names[TENSOR_positions]);
+                             tensor_names[TENSOR_positions]);
     return 1;
 }
 
@@ -726,7 +738,8 @@ static int put_model(job *j) {
     put_output(j);
     for (size_t i = 0; i < j->bin.n && j->m.status == MOE_OK; i++)
         if (!j->bin.items[i].taken)
-            making_refuse(&j->m, j->model_name, "unexpected tensor %.80s: not described by the settings", j->bin.items[i].name);
+            making_refuse(&j->m, j->model_name, "unexpected tensor %.80s: not described by the settings",
+                          j->bin.items[i].name);
     return j->m.status == MOE_OK;
 }
 
@@ -737,11 +750,13 @@ static int read_vocabularies(job *j) {
     const char *const *paths = j->vocabularies;
     const size_t sizes[2] = { s->sources, s->targets };
     if (s->shared && strcmp(paths[0], paths[1]) != 0)
-        return making_refuse(&j->m, packed_base(paths[1]), "source and target share an embedding, but not a vocabulary");
+        return making_refuse(&j->m, packed_base(paths[1]),
+                             "source and target share an embedding, but not a vocabulary");
     if (pieces_is_spm(paths[0]) != pieces_is_spm(paths[1]))
         return making_refuse(&j->m, packed_base(paths[1]), "one vocabulary is a SentencePiece model, the other is not");
     for (int i = s->shared; i < 2; i++)
-        if (!making_failed(&j->m, pieces_read(paths[i], packed_base(paths[i]), sizes[i], j->m.out, &j->pieces[i], j->m.error)))
+        if (!making_failed(&j->m,
+                           pieces_read(paths[i], packed_base(paths[i]), sizes[i], j->m.out, &j->pieces[i], j->m.error)))
             return 0;
     return 1;
 }
@@ -760,9 +775,10 @@ static int find_models(job *j, const packed_file *models[2]) {
         const char *other = "";
         for (size_t i = 0; i < j->names.n; i++)
             if (text_ends_with(j->names.data[i], strlen(j->names.data[i]), ".bpe")) other = j->names.data[i];
-        making_note(&j->m, "no tokeniser: no source.spm or target.spm in %.200s%s%.80s%s. The model will accept token ids only",
-             j->folder, *other ? "; " : "", other,
-             *other ? " requires Moses' tokenisation, which is not supported" : "");
+        making_note(
+            &j->m, "no tokeniser: no source.spm or target.spm in %.200s%s%.80s%s. The model will accept token ids only",
+            j->folder, *other ? "; " : "", other,
+            *other ? " requires Moses' tokenisation, which is not supported" : "");
         return 1;
     }
     for (int i = 0; i < 2; i++) {
@@ -848,15 +864,15 @@ static int put_tokens(job *j) {
         const size_t n = i ? s->sources : s->targets + 1;
         if (i && s->shared) break;
         if (n > MOE_MAX_TEXTS)
-            return making_refuse(&j->m, packed_base(j->vocabularies[!i]), "%zu tokens; the limit of a model file is %d", n,
-                          MOE_MAX_TEXTS);
+            return making_refuse(&j->m, packed_base(j->vocabularies[!i]), "%zu tokens; the limit of a model file is %d",
+                                 n, MOE_MAX_TEXTS);
         if (i) {
             making_put_int(&j->m, "source.vocab.size", (int64_t)s->sources);
             making_put_int(&j->m, "source.token.eos", source->eos);
             making_put_int(&j->m, "source.token.unk", source->unk);
         }
         making_put_texts(&j->m, i ? "source.pieces" : "vocabulary.pieces", i ? source->names : target->names,
-                  i ? s->sources : s->targets, i ? 0 : 1);
+                         i ? s->sources : s->targets, i ? 0 : 1);
     }
     if (put_codes(j) && j->m.status == MOE_OK) j->m.entries[tag_at].integer = 1;
     else put_pair(j);
@@ -887,17 +903,19 @@ static int check_list(job *j, const char *name, size_t tokens) {
     const size_t last = j->s.targets;
     if (!l->n_ids || l->n_ids >= LIST_LIMIT || l->first > last + 1)
         return making_refuse(&j->m, name, "the shortlist has %llu ids or %llu first tokens, which do not fit the model",
-                      (unsigned long long)l->n_ids, (unsigned long long)l->first);
+                             (unsigned long long)l->n_ids, (unsigned long long)l->first);
     if (list_begin(l, 0) != 0 || list_begin(l, tokens) != l->n_ids)
-        return making_refuse(&j->m, name, "the shortlist's offsets do not ascend from 0 to %llu", (unsigned long long)l->n_ids);
+        return making_refuse(&j->m, name, "the shortlist's offsets do not ascend from 0 to %llu",
+                             (unsigned long long)l->n_ids);
     for (size_t i = 0; i < tokens; i++) {
         const uint64_t begin = list_begin(l, i), end = list_begin(l, i + 1);
         if (begin > end || end > l->n_ids)
             return making_refuse(&j->m, name, "the shortlist's offsets do not ascend from 0 to %llu",
-                          (unsigned long long)l->n_ids);
+                                 (unsigned long long)l->n_ids);
         for (uint64_t k = begin; k < end; k++)
             if (list_id(l, (size_t)k) > last || (k > begin && list_id(l, (size_t)k) <= list_id(l, (size_t)k - 1)))
-                return making_refuse(&j->m, name, "the shortlist's ids do not ascend or are out of range (0 to %zu)", last);
+                return making_refuse(&j->m, name, "the shortlist's ids do not ascend or are out of range (0 to %zu)",
+                                     last);
     }
     return 1;
 }
@@ -908,7 +926,8 @@ static int read_list(job *j) {
     uint64_t hash = 0;
     if (!j->list) return 1;
     const char *name = packed_base(j->list);
-    if (!making_failed(&j->m, packed_open(j->list, LARGEST_LIST, "a shortlist", j->m.out, &l->file, j->m.error))) return 0;
+    if (!making_failed(&j->m, packed_open(j->list, LARGEST_LIST, "a shortlist", j->m.out, &l->file, j->m.error)))
+        return 0;
     const uint8_t *data = l->file.data;
     const size_t size = l->file.size;
     if (size < 8 || word_at(data, 8) != list_magic) {
@@ -922,13 +941,13 @@ static int read_list(job *j) {
     l->n_ids = word_at(data + 40, 8);
     if (l->n_offsets > size || l->n_ids > size || size != LIST_HEADER + 8 * l->n_offsets + 4 * l->n_ids)
         return making_refuse(&j->m, name, "the size of %zu bytes does not match %llu offsets and %llu ids", size,
-                      (unsigned long long)l->n_offsets, (unsigned long long)l->n_ids);
+                             (unsigned long long)l->n_offsets, (unsigned long long)l->n_ids);
     for (size_t at = 16; at + 8 <= size; at += 8)
         hash ^= word_at(data + at, 8) + 0x9e3779b9u + (hash << 6) + (hash >> 2);
     if (hash != word_at(data + 8, 8)) return making_refuse(&j->m, name, "shortlist checksum mismatch: damaged");
     if (l->n_offsets != tokens && l->n_offsets != tokens + 1)
         return making_refuse(&j->m, name, "the shortlist has %llu offsets, but the model has %zu source tokens",
-                      (unsigned long long)l->n_offsets, tokens);
+                             (unsigned long long)l->n_offsets, tokens);
     return check_list(j, name, tokens);
 }
 
@@ -1002,8 +1021,8 @@ static void fill(void *user, size_t index, size_t piece, size_t row, float *out,
     if (j->given->type != MOE_TYPE_Q8 || !t->cols || t->f32) return;
     for (size_t i = 0; i < cols; i++) largest = fabsf(out[i]) > largest ? fabsf(out[i]) : largest;
     if (largest > 0 && isinf(127.0f / largest)) {
-        making_refuse(&j->m, j->model_name, "tensor %.40s: a row's largest weight is too small to quantise (below 4e-37)",
-               t->name);
+        making_refuse(&j->m, j->model_name,
+                      "tensor %.40s: a row's largest weight is too small to quantise (below 4e-37)", t->name);
         out[0] = NAN; /* moe_model_write stops */
     }
 }
@@ -1044,8 +1063,8 @@ static int convert(job *j) {
     const size_t length = (size_t)(packed_base(path) - path);
     struct stat about;
     if (stat(path, &about) != 0)
-        return making_failed(&j->m, text_fail(j->m.error, MOE_ERROR_IO, packed_base(path), "cannot open %.160s: %s", path,
-                                   strerror(errno)));
+        return making_failed(&j->m, text_fail(j->m.error, MOE_ERROR_IO, packed_base(path), "cannot open %.160s: %s",
+                                              path, strerror(errno)));
     const int from_folder = S_ISDIR(about.st_mode);
     j->folder = from_folder ? making_keep(&j->m, path, strlen(path))
                 : length    ? making_keep(&j->m, path, length > 1 ? length - 1 : 1)
@@ -1053,14 +1072,15 @@ static int convert(job *j) {
     if (!from_folder) j->model = path;
     if (!from_folder && matches("*.yml *.yaml *.json *.spm", path))
         return making_refuse(&j->m, packed_base(path), "not a Marian model: name its folder, or the .bin");
-    return j->folder && making_failed(&j->m, packed_list(j->folder, &j->names, j->m.error)) && open_config(j) && find_shortlist(j) &&
-           read_search(j) && find_files(j) && open_model(j) && read_sizes(j) && read_vocabularies(j) && read_list(j) &&
-           put_general(j, from_folder) && put_model(j) && (put_search(j), put_tokens(j)) && (put_list(j), 1) &&
-           make_frequencies(j) && write_model(j);
+    return j->folder && making_failed(&j->m, packed_list(j->folder, &j->names, j->m.error)) && open_config(j) &&
+           find_shortlist(j) && read_search(j) && find_files(j) && open_model(j) && read_sizes(j) &&
+           read_vocabularies(j) && read_list(j) && put_general(j, from_folder) && put_model(j) &&
+           (put_search(j), put_tokens(j)) && (put_list(j), 1) && make_frequencies(j) && write_model(j);
 }
 
 moe_status marian_convert(const marian_files *files, const char *out, moe_error *error) {
-    job j = { .m = { .out = out, .error = error, .note = files->note, .begin = files->begin, .user = files->user }, .given = files };
+    job j = { .m = { .out = out, .error = error, .note = files->note, .begin = files->begin, .user = files->user },
+              .given = files };
     if (!convert(&j) && j.m.status == MOE_OK) making_no_memory(&j.m);
     packed_names_free(&j.names);
     packed_close(&j.config_file);

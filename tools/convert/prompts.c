@@ -13,8 +13,9 @@ enum { LONGEST_PIECE = 1 << 14 };
 
 const char *const prompt_token_names[PROMPT_TOKENS] = { "bos_token", "eos_token", "pad_token", "unk_token",
                                                         "sep_token", "cls_token", "mask_token" };
-static const char *const piece_names[PROMPT_PIECES] = { "prefix",        "suffix",        "system.prefix", "system.suffix",
-                                                        "answer.prefix", "answer.suffix", "end" };
+static const char *const piece_names[PROMPT_PIECES] = {
+    "prefix", "suffix", "system.prefix", "system.suffix", "answer.prefix", "answer.suffix", "end"
+};
 
 /* Parse prompts.json; NULL if out of memory. */
 static cJSON *open_data(void) {
@@ -50,8 +51,8 @@ static const cJSON *find_row(const cJSON *data, moe_span template, const char *f
     sha256_begin(&s);
     sha256_add(&s, template.data, template.length);
     sha256_end(&s, hash);
-    cJSON_ArrayForEach(row, member(data, "templates"))
-        if (strcmp(string(row, "sha256"), hash) == 0 && fits(member(row, "families"), family)) return row;
+    cJSON_ArrayForEach(row, member(data, "templates")) if (strcmp(string(row, "sha256"), hash) == 0 &&
+                                                           fits(member(row, "families"), family)) return row;
     return NULL;
 }
 
@@ -94,8 +95,9 @@ int prompts_find(making *m, const char *file, moe_span template, const char *con
     const cJSON *row = data ? find_row(data, template, family) : NULL;
     if (!data) return making_no_memory(m);
     if (!row)
-        making_unsupported(m, file, "unknown chat template; the Python converter renders it: "
-                                    "tools/convert/convert.py");
+        making_unsupported(m, file,
+                           "unknown chat template; the Python converter renders it: "
+                           "tools/convert/convert.py");
     for (int i = 0; row && i < PROMPT_PIECES; i++) {
         const cJSON *piece = member(member(row, "pieces"), piece_names[i]);
         if (cJSON_IsString(piece)) out->texts[i] = fill_in(m, file, piece->valuestring, tokens);
@@ -156,8 +158,8 @@ int prompts_put(making *m, const prompt_pieces *pieces, const char *family, cons
     const cJSON *row = NULL, *found = NULL;
     if (!data) making_no_memory(m);
     for (char *c = small; c && *c; c++) *c = (char)(*c >= 'A' && *c <= 'Z' ? *c + 32 : *c);
-    cJSON_ArrayForEach(row, member(data, "rows"))
-        if (!found && small && fits(member(row, "families"), family) && has_word(member(row, "words"), small)) found = row;
+    cJSON_ArrayForEach(row, member(data, "rows")) if (!found && small && fits(member(row, "families"), family) &&
+                                                      has_word(member(row, "words"), small)) found = row;
     for (int i = 0; i < PROMPT_PIECES; i++) {
         if (!pieces->texts[i]) continue;
         snprintf(key, sizeof key, "prompt.%s", piece_names[i]);

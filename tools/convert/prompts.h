@@ -1,7 +1,7 @@
 /* prompts.h - chat templates and prompts of decoder-only models, from prompts.json.
  *
- * Templates are programs, which this converter does not run: a template is looked up by its SHA-256 in the table of those
- * whose pieces are known. prompts.py renders templates.
+ * Templates are programs, which this converter does not run: a template is looked up by its SHA-256 in the table of
+ * those whose pieces are known. prompts.py renders templates.
  */
 #ifndef CONVERT_PROMPTS_H
 #define CONVERT_PROMPTS_H

@@ -40,8 +40,10 @@ static int by_place(const void *a, const void *b) {
 }
 
 /* Read the entry of a tensor. `data`: the file's bytes after the header. */
-static int read_entry(making *m, const char *file, const cJSON *x, const uint8_t *data, uint64_t size, stored *t, span *at) {
-    const cJSON *kind = cJSON_GetObjectItemCaseSensitive(x, "dtype"), *shape = cJSON_GetObjectItemCaseSensitive(x, "shape"),
+static int read_entry(making *m, const char *file, const cJSON *x, const uint8_t *data, uint64_t size, stored *t,
+                      span *at) {
+    const cJSON *kind = cJSON_GetObjectItemCaseSensitive(x, "dtype"),
+                *shape = cJSON_GetObjectItemCaseSensitive(x, "shape"),
                 *place = cJSON_GetObjectItemCaseSensitive(x, "data_offsets"), *n;
     uint64_t elements = 1;
     *t = (stored){ .file = file, .name = making_keep(m, x->string, strlen(x->string)) };
@@ -53,11 +55,11 @@ static int read_entry(making *m, const char *file, const cJSON *x, const uint8_t
     if (good && cJSON_GetArraySize(shape) > STORED_DIMENSIONS)
         return making_refuse(m, file, "tensor %.80s has more than %d dimensions", t->own, STORED_DIMENSIONS);
     if (good) cJSON_ArrayForEach(n, shape) {
-        const uint64_t d = size_of(n);
-        t->dims[t->n_dims++] = d;
-        good &= d != UINT64_MAX;
-        elements = !good || (d && elements > (STORED_LARGEST - 1) / d) ? STORED_LARGEST : elements * d;
-    }
+            const uint64_t d = size_of(n);
+            t->dims[t->n_dims++] = d;
+            good &= d != UINT64_MAX;
+            elements = !good || (d && elements > (STORED_LARGEST - 1) / d) ? STORED_LARGEST : elements * d;
+        }
     if (!good) return making_refuse(m, file, "tensor %.80s lacks a valid dtype, shape or data_offsets", t->own);
     t->format = stored_format_named(kind->valuestring);
     if (!t->format || t->format->numbers != 1)
@@ -75,16 +77,17 @@ static int check_places(making *m, const char *file, span *spans, size_t n, uint
     for (size_t i = 0; i < n; at = spans[i++].end)
         if (spans[i].begin != at)
             return making_refuse(m, file, "tensor %.80s overlaps another, or follows a gap", spans[i].name);
-    return size == at || making_refuse(m, file,
-                                       "%s: %" PRIu64 " bytes, but its tensors end at %" PRIu64 ". Download it again",
-                                       size < at ? "truncated" : "damaged", before + size, before + at);
+    return size == at ||
+           making_refuse(m, file, "%s: %" PRIu64 " bytes, but its tensors end at %" PRIu64 ". Download it again",
+                         size < at ? "truncated" : "damaged", before + size, before + at);
 }
 
 /* Read the header of a file and append its tensors. */
 static int read_file(making *m, const char *file, const packed_file *mapped, stored_list *list) {
     const uint64_t size = mapped->size, length = size >= 8 ? number_at(mapped->data) : 0;
     if (size >= 8 && length > size - 8 && length <= LARGEST_HEADER)
-        return making_refuse(m, file, "truncated: %" PRIu64 " bytes, but its header alone has %" PRIu64 ". Download it again",
+        return making_refuse(m, file,
+                             "truncated: %" PRIu64 " bytes, but its header alone has %" PRIu64 ". Download it again",
                              size, length);
     if (length < 2 || length > LARGEST_HEADER) return making_refuse(m, file, "not a safetensors file");
     cJSON *header = conf_parse(m, file, mapped->data + 8, (size_t)length);
@@ -92,17 +95,18 @@ static int read_file(making *m, const char *file, const packed_file *mapped, sto
     size_t n = 0, begin = list->n;
     if (!header) return 0;
     span *spans = malloc(((size_t)cJSON_GetArraySize(header) + 1) * sizeof *spans);
-    int good = spans ? cJSON_IsObject(header) || making_refuse(m, file, "the header is not an object") : making_no_memory(m);
+    int good =
+        spans ? cJSON_IsObject(header) || making_refuse(m, file, "the header is not an object") : making_no_memory(m);
     if (good) cJSON_ArrayForEach(x, header) {
-        stored t;
-        if (!good || strcmp(x->string, "__metadata__") == 0) continue;
-        good = read_entry(m, file, x, mapped->data + 8 + length, size - 8 - length, &t, &spans[n++]);
-        const stored *other = good ? stored_find(list, t.name) : NULL;
-        if (other && (size_t)(other - list->items) >= begin)
-            good = making_refuse(m, file, "duplicate tensor %.80s", t.name);
-        else if (other) good = making_refuse(m, file, "tensor %.80s is in several shards", t.name);
-        good = good && stored_add(m, list, &t);
-    }
+            stored t;
+            if (!good || strcmp(x->string, "__metadata__") == 0) continue;
+            good = read_entry(m, file, x, mapped->data + 8 + length, size - 8 - length, &t, &spans[n++]);
+            const stored *other = good ? stored_find(list, t.name) : NULL;
+            if (other && (size_t)(other - list->items) >= begin)
+                good = making_refuse(m, file, "duplicate tensor %.80s", t.name);
+            else if (other) good = making_refuse(m, file, "tensor %.80s is in several shards", t.name);
+            good = good && stored_add(m, list, &t);
+        }
     good = good && check_places(m, file, spans, n, size - 8 - length, 8 + length);
     free(spans);
     cJSON_Delete(header);
@@ -126,9 +130,11 @@ static int check_map(making *m, const cJSON *map, stored_list *list) {
     cJSON_ArrayForEach(x, map) {
         stored *t = stored_find(list, x->string);
         if (!t)
-            return making_refuse(m, x->valuestring, "tensor %.80s is missing: %s lists it there", x->string, index_name);
+            return making_refuse(m, x->valuestring, "tensor %.80s is missing: %s lists it there", x->string,
+                                 index_name);
         if (strcmp(t->file, x->valuestring) != 0)
-            return making_refuse(m, t->file, "tensor %.60s is here, but %s lists %.60s", x->string, index_name, x->valuestring);
+            return making_refuse(m, t->file, "tensor %.60s is here, but %s lists %.60s", x->string, index_name,
+                                 x->valuestring);
         if (t->taken) return making_refuse(m, index_name, "duplicate key %.80s", x->string);
         t->taken = 1;
         n++;
@@ -152,22 +158,23 @@ static int read_shards(making *m, const char *folder, const char *path, shards *
     if (good && (!cJSON_IsObject(map) || !cJSON_GetArraySize(map)))
         good = making_refuse(m, file, "no weight_map from tensors to files in this folder");
     if (good) cJSON_ArrayForEach(x, map) {
-        size_t at = 0, known = 0;
-        const char *name = cJSON_IsString(x) ? x->valuestring : "";
-        if (good && (!*name || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0))
-            good = making_refuse(m, file, "no weight_map from tensors to files in this folder");
-        if (!good) break;
-        const uint32_t hash = text_hash(name, strlen(name));
-        for (uint32_t i; (i = text_index_next(&seen, hash, &at)) != TEXT_NONE;) known |= strcmp(names[i], name) == 0;
-        if (known) continue;
-        const char *whole = making_join(m, folder, name);
-        if (out->n == MAX_SHARDS) good = making_refuse(m, file, "more than %d shards", MAX_SHARDS);
-        else if (whole && access(whole, F_OK) != 0)
-            good = making_refuse(m, name, "this shard is missing: %s lists it for %.80s", file, x->string);
-        names[out->n] = name;
-        good = good && whole && (text_index_add(&seen, hash, out->n) || making_no_memory(m)) &&
-               open_file(m, folder, name, out, list);
-    }
+            size_t at = 0, known = 0;
+            const char *name = cJSON_IsString(x) ? x->valuestring : "";
+            if (good && (!*name || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0))
+                good = making_refuse(m, file, "no weight_map from tensors to files in this folder");
+            if (!good) break;
+            const uint32_t hash = text_hash(name, strlen(name));
+            for (uint32_t i; (i = text_index_next(&seen, hash, &at)) != TEXT_NONE;)
+                known |= strcmp(names[i], name) == 0;
+            if (known) continue;
+            const char *whole = making_join(m, folder, name);
+            if (out->n == MAX_SHARDS) good = making_refuse(m, file, "more than %d shards", MAX_SHARDS);
+            else if (whole && access(whole, F_OK) != 0)
+                good = making_refuse(m, name, "this shard is missing: %s lists it for %.80s", file, x->string);
+            names[out->n] = name;
+            good = good && whole && (text_index_add(&seen, hash, out->n) || making_no_memory(m)) &&
+                   open_file(m, folder, name, out, list);
+        }
     good = good && check_map(m, map, list);
     text_index_free(&seen);
     cJSON_Delete(index);
@@ -193,8 +200,8 @@ static int no_weights(making *m, const char *folder) {
                 making_unsupported(m, packed_base(folder), "no model.safetensors, but %.60s: %s", names.data[i],
                                    elsewhere[row].advice);
     if (m->status == MOE_OK)
-        making_refuse(m, packed_base(folder), "contains neither model.safetensors nor %s: copy the model's whole folder",
-                      index_name);
+        making_refuse(m, packed_base(folder),
+                      "contains neither model.safetensors nor %s: copy the model's whole folder", index_name);
     packed_names_free(&names);
     return 0;
 }
@@ -205,7 +212,8 @@ int safetensors_open(making *m, const char *folder, shards *out, stored_list *li
     out->files = making_keep(m, NULL, MAX_SHARDS * sizeof *out->files);
     if (m->status) return 0;
     if (access(adapter, F_OK) == 0)
-        return making_refuse(m, "adapter_config.json", "adapters are not supported: merge it into the model, and save that");
+        return making_refuse(m, "adapter_config.json",
+                             "adapters are not supported: merge it into the model, and save that");
     if (access(whole, F_OK) == 0) return open_file(m, folder, "model.safetensors", out, list);
     if (access(index, F_OK) == 0) return read_shards(m, folder, index, out, list);
     return no_weights(m, folder);

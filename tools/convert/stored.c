@@ -134,16 +134,31 @@ static void decode_q6_k(const uint8_t *p, float *out) {
     }
 }
 
-static const stored_format formats[] = {
-    { "F32", 0, 1, 4, decode_f32 },     { "F16", 1, 1, 2, decode_f16 },       { "BF16", 30, 1, 2, decode_bf16 },
-    { "Q4_0", 2, 32, 18, decode_q4_0 }, { "Q4_1", 3, 32, 20, decode_q4_1 },   { "Q5_0", 6, 32, 22, decode_q5_0 },
-    { "Q5_1", 7, 32, 24, decode_q5_1 }, { "Q8_0", 8, 32, 34, decode_q8_0 },   { "Q2_K", 10, 256, 84, decode_q2_k },
-    { "Q3_K", 11, 256, 110, decode_q3_k }, { "Q4_K", 12, 256, 144, decode_q4_k }, { "Q5_K", 13, 256, 176, decode_q5_k },
-    { "Q6_K", 14, 256, 210, decode_q6_k }, { "F64", 28, 1, 8, NULL }, { "I64", 27, 1, 8, NULL }, { "I32", 26, 1, 4, NULL },
-    { "I16", 25, 1, 2, NULL }, { "I8", 24, 1, 1, NULL }, { "U8", -1, 1, 1, NULL }, { "BOOL", -1, 1, 1, NULL },
-    { "F8_E4M3", -1, 1, 1, NULL }, { "F8_E5M2", -1, 1, 1, NULL }, { "U16", -1, 1, 2, NULL }, { "U32", -1, 1, 4, NULL },
-    { "U64", -1, 1, 8, NULL }
-};
+static const stored_format formats[] = { { "F32", 0, 1, 4, decode_f32 },
+                                         { "F16", 1, 1, 2, decode_f16 },
+                                         { "BF16", 30, 1, 2, decode_bf16 },
+                                         { "Q4_0", 2, 32, 18, decode_q4_0 },
+                                         { "Q4_1", 3, 32, 20, decode_q4_1 },
+                                         { "Q5_0", 6, 32, 22, decode_q5_0 },
+                                         { "Q5_1", 7, 32, 24, decode_q5_1 },
+                                         { "Q8_0", 8, 32, 34, decode_q8_0 },
+                                         { "Q2_K", 10, 256, 84, decode_q2_k },
+                                         { "Q3_K", 11, 256, 110, decode_q3_k },
+                                         { "Q4_K", 12, 256, 144, decode_q4_k },
+                                         { "Q5_K", 13, 256, 176, decode_q5_k },
+                                         { "Q6_K", 14, 256, 210, decode_q6_k },
+                                         { "F64", 28, 1, 8, NULL },
+                                         { "I64", 27, 1, 8, NULL },
+                                         { "I32", 26, 1, 4, NULL },
+                                         { "I16", 25, 1, 2, NULL },
+                                         { "I8", 24, 1, 1, NULL },
+                                         { "U8", -1, 1, 1, NULL },
+                                         { "BOOL", -1, 1, 1, NULL },
+                                         { "F8_E4M3", -1, 1, 1, NULL },
+                                         { "F8_E5M2", -1, 1, 1, NULL },
+                                         { "U16", -1, 1, 2, NULL },
+                                         { "U32", -1, 1, 4, NULL },
+                                         { "U64", -1, 1, 8, NULL } };
 enum { FORMATS = sizeof formats / sizeof *formats, PLAIN = 3 };
 
 const stored_format *stored_format_named(const char *name) {

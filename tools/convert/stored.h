@@ -47,8 +47,8 @@ int stored_add(making *m, stored_list *list, const stored *t);
 stored *stored_find(const stored_list *list, const char *name); /* NULL if missing */
 void stored_free(stored_list *list);
 
-/* Read a row of `cols` numbers, which are a whole number of blocks; `row` counts rows of the last dimension. Return 0 if
- * a number is not finite. */
+/* Read a row of `cols` numbers, which are a whole number of blocks; `row` counts rows of the last dimension. Return 0
+ * if a number is not finite. */
 int stored_row(const stored *t, uint64_t row, float *out, size_t cols);
 /* Write a shape as [1, 2] to out[size]. Return out. */
 const char *stored_shape(const stored *t, char *out, size_t size);

@@ -177,7 +177,8 @@ int program_open(const program_common *o, moe_kind kind, text_level level, text_
     moe_model_params params = { .copy = o->no_mmap, .verify = o->no_verify ? -1 : 2, .stream = o->stream };
     moe_error e;
     if (o->settings.max_memory) params.allocator = text_memory_allocator();
-    if (text_open(o->model, TEXT_IDS_ONLY | (o->no_cache ? TEXT_NO_CACHE : 0), &params, front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
+    if (text_open(o->model, TEXT_IDS_ONLY | (o->no_cache ? TEXT_NO_CACHE : 0), &params, front, &e))
+        return program_file_error(o->model, &e), EXIT_MODEL;
     int status = program_check_kind(o->model, front->model, kind);
     /* Verify the model here, while a thread loads the tokeniser, instead of when it is opened. */
     if (status < 0 && (text_begin_tokeniser(front, level, &e) ||

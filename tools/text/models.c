@@ -262,7 +262,8 @@ static moe_status add_file(text_set *s, const char *path, int in_folder, moe_err
     text_front front;
     moe_status status = text_reserve(&s->files, &s->capacity, s->n + 1, sizeof *s->files, error);
     if (status) return status;
-    if (text_open(path, TEXT_IDS_ONLY | (s->settings.cache ? 0 : TEXT_NO_CACHE), &look, &front, &e)) return of_file(path, &e, error);
+    if (text_open(path, TEXT_IDS_ONLY | (s->settings.cache ? 0 : TEXT_NO_CACHE), &look, &front, &e))
+        return of_file(path, &e, error);
     model_file *f = &s->files[s->n];
     *f = (model_file){ .path = text_copy(path, strlen(path)), .bytes = moe_model_file_bytes(front.model) };
     const int translates = moe_model_kind(front.model) == MOE_MODEL_TRANSLATION;

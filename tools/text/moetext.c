@@ -126,7 +126,8 @@ static moe_status open_file(moetext_model *m, const moe_source *source, const te
                                       .allocator = settings->max_memory ? text_memory_allocator() : none };
     m->form = settings->form < 0 ? TEXT_FORM_TEXT : (text_form)settings->form;
     if (source->path && !(m->path = text_copy(source->path, strlen(source->path)))) return text_out_of_memory(error);
-    const moe_status status = text_open_source(source, TEXT_IDS_ONLY | (settings->cache ? 0 : TEXT_NO_CACHE), &params, &m->front, error);
+    const moe_status status =
+        text_open_source(source, TEXT_IDS_ONLY | (settings->cache ? 0 : TEXT_NO_CACHE), &params, &m->front, error);
     if (status) return status;
     if (params.copy || params.stream || source->read) m->copied = (size_t)moe_model_held_bytes(m->front.model);
     return copy_texts(m, error);

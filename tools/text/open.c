@@ -394,8 +394,7 @@ moe_status text_open_source(const moe_source *source, int level, const moe_model
     return text_name_error(source->name ? source->name : source->path, status, error);
 }
 
-moe_status text_open(const char *path, int level, const moe_model_params *params, text_front *front,
-                     moe_error *error) {
+moe_status text_open(const char *path, int level, const moe_model_params *params, text_front *front, moe_error *error) {
     return text_open_source(&(moe_source){ .path = path }, level, params, front, error);
 }
 

@@ -22,12 +22,11 @@ enum { TEXT_NO_CACHE = 8 }; /* added to a text_level: do not keep the conversion
 /* Append the conversion command to an error (may be NULL) if `path` looks like another program's model. */
 void text_say_how_to_convert(const char *path, moe_error *error);
 
-/* Open a model (`params` may be NULL) and its tokeniser. *front is all zero on failure. Messages name the file. A path may
- * be a published model. `level`: a text_level, to which TEXT_NO_CACHE may be added. */
-moe_status text_open_source(const moe_source *source, int level, const moe_model_params *params,
-                            text_front *front, moe_error *error);
-moe_status text_open(const char *path, int level, const moe_model_params *params, text_front *front,
-                     moe_error *error);
+/* Open a model (`params` may be NULL) and its tokeniser. *front is all zero on failure. Messages name the file. A path
+ * may be a published model. `level`: a text_level, to which TEXT_NO_CACHE may be added. */
+moe_status text_open_source(const moe_source *source, int level, const moe_model_params *params, text_front *front,
+                            moe_error *error);
+moe_status text_open(const char *path, int level, const moe_model_params *params, text_front *front, moe_error *error);
 void text_close(text_front *front);
 int64_t text_meta_int(const moe_model *model, const char *key, int64_t otherwise); /* `otherwise` if no such key */
 /* Open the tokeniser of a model that was opened with TEXT_IDS_ONLY. *front must be closed in any case. */

@@ -23,8 +23,8 @@
 enum { VERSION = 1, PATH_BYTES = 4096, NAME = 64, HASH = 16, SMALL = 1 << 20 };
 
 /* Files of a folder that a conversion may read. */
-static const char *const patterns[] = { "*.json",   "*.jinja", "*.safetensors", "*.tiktoken", "*.gguf",  "*.bin",
-                                        "*.bin.gz", "*.npz*",  "*.spm",         "*.spm.gz",   "*.yml",   "*.yml.gz",
+static const char *const patterns[] = { "*.json",   "*.jinja", "*.safetensors", "*.tiktoken", "*.gguf", "*.bin",
+                                        "*.bin.gz", "*.npz*",  "*.spm",         "*.spm.gz",   "*.yml",  "*.yml.gz",
                                         "*.yaml",   "lex.*",   "LICENSE*",      "LICENCE*" };
 
 int text_is_published(const char *path) { return convert_guess(path) != CONVERT_NONE; }
@@ -59,7 +59,8 @@ static moe_status add_file(sha256 *s, const char *folder, const char *name, moe_
     return MOE_OK;
 }
 
-/* Hash the files of a source: those of a folder, those next to a Marian model or a part of a split file, or the file. */
+/* Hash the files of a source: those of a folder, those next to a Marian model or a part of a split file, or the file.
+ */
 static moe_status hash_source(const char *path, char out[SHA256_TEXT], moe_error *error) {
     const char *name = packed_base(path);
     packed_names names = { 0 };
@@ -119,7 +120,7 @@ static moe_status make_folder(const char *path, moe_error *error) {
                      strerror(errno));
 }
 
-/* Remove earlier conversions of the same source. */
+/* Remove earlier conversions of the same source, and unfinished ones. */
 static void remove_others(const conversion *c) {
     packed_names names = { 0 };
     char path[PATH_BYTES + 256];
@@ -127,7 +128,7 @@ static void remove_others(const conversion *c) {
     for (size_t i = 0; i < names.n; i++) {
         const char *name = names.data[i];
         const size_t length = strlen(name);
-        if (!text_begins_with(name, length, c->prefix) || !text_ends_with(name, length, ".bin")) continue;
+        if (!text_begins_with(name, length, c->prefix)) continue;
         if (snprintf(path, sizeof path, "%s/%s", c->folder, name) < (int)sizeof path && strcmp(path, c->path) != 0)
             unlink(path);
     }
@@ -144,17 +145,18 @@ typedef struct report {
 static void print_begin(void *user, uint64_t bytes, uint64_t source) {
     const report *r = user;
     char larger[64] = "";
-    if (bytes > source)
-        snprintf(larger, sizeof larger, ", larger than the published %.0f MB", (double)source / 1e6);
-    fprintf(stderr, "converting %s %s %s, to %.0f MB%s\n", r->path, r->cached ? "once, in" : "for this run, in", r->folder,
-            (double)bytes / 1e6, larger);
+    if (bytes > source) snprintf(larger, sizeof larger, ", larger than the published %.0f MB", (double)source / 1e6);
+    fprintf(stderr, "converting %s %s %s, to %.0f MB%s\n", r->path, r->cached ? "once, in" : "for this run, in",
+            r->folder, (double)bytes / 1e6, larger);
 }
 
 static moe_status convert(const char *path, const char *out, const char *folder, int cached, moe_error *error) {
     report r = { path, folder, cached };
-    const convert_options options = {
-        .path = path, .type = MOE_TYPE_KEEP, .experts = MOE_TYPE_KEEP, .begin = print_begin, .user = &r
-    };
+    const convert_options options = { .path = path,
+                                      .type = MOE_TYPE_KEEP,
+                                      .experts = MOE_TYPE_KEEP,
+                                      .begin = print_begin,
+                                      .user = &r };
     return convert_model(&options, out, error);
 }
 

@@ -12,8 +12,8 @@
 int text_is_published(const char *path); /* 1 if a file or a folder looks like a published model */
 
 /* Open a published model. Writes a line to standard error before converting, which may take minutes. If `cached` is 0,
- * the conversion is a temporary file in TMPDIR or /var/tmp, which exists only until the model is closed. Errors: those of
- * convert_model and moe_model_open. */
+ * the conversion is a temporary file in TMPDIR or /var/tmp, which exists only until the model is closed. Errors: those
+ * of convert_model and moe_model_open. */
 moe_status text_published_open(const char *path, int cached, const moe_model_params *params, moe_model **out,
                                moe_error *error);
 

@@ -1,0 +1,367 @@
+#!/usr/bin/env python3
+"""Test that the converters in C and Python write the same bytes for decoder-only
+models, as folders and as GGUF files, and that the one in C names the file and
+the problem of damaged ones.
+
+Usage: tests/python tests/convert/test_decoder_c.py [--only NAME]
+"""
+import argparse
+import contextlib
+import io
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+
+from converting import ROOT, convert_quietly
+from suite import Skip, Suite
+
+try:
+    import gguf
+    import numpy as np
+
+    import make_decoder as make
+    import make_gguf
+    import prompts
+    import tables
+except ImportError:
+    gguf = None
+BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"))
+SHARED = os.path.join(ROOT, "..", "shared", "llm")
+FAMILIES = "hy_v3", "hunyuan_v1_dense", "qwen3_moe", "llama"
+TOKENISERS = dict(zip(FAMILIES, "AAC")) | {"llama": "smollm"}
+WIDE = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 96, "moe_intermediate_size": 32,
+        "num_attention_heads": 4}
+test = Suite()
+gguf_test = test.needs(gguf, "NumPy or gguf")
+
+
+def convert_c(path, out, kind="-", experts="-"):
+    """Convert in C; return (error message or None, notes)."""
+    done = subprocess.run([os.path.join(BUILD, "convert_here"), kind, experts, path, out], capture_output=True,
+                          timeout=120)
+    lines = done.stdout.decode(errors="replace").splitlines()
+    assert done.returncode == 0 and lines, (path, done)
+    return None if lines[-1] == "ok" else lines[-1], [x.removeprefix("note: ") for x in lines[:-1]]
+
+
+def convert_python(path, out, kind="-", experts="-"):
+    """Convert in Python; return (error message or None, notes)."""
+    given = ("--type", kind), ("--experts", experts)
+    options = [x for option, value in given if value != "-" for x in (option, value)]
+    notes = io.StringIO()
+    with contextlib.redirect_stderr(notes):
+        complaint = convert_quietly(path, "-o", out, *options)
+    return complaint, notes.getvalue().splitlines()
+
+
+def bytes_of(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def write(path, data):
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def assert_same(path, kind="-", experts="-"):
+    """Convert with both programs; compare the files and the notes."""
+    with tempfile.TemporaryDirectory() as at:
+        complaint, theirs = convert_python(path, at + "/python", kind, experts)
+        assert complaint is None, (path, complaint)
+        problem, ours = convert_c(path, at + "/c", kind, experts)
+        assert problem is None, (path, kind, problem)
+        assert sorted(os.listdir(at)) == ["c", "python"], os.listdir(at)
+        assert bytes_of(at + "/c") == bytes_of(at + "/python"), (path, kind, experts)
+        assert ours == theirs, (ours, theirs)
+
+
+def made(at, family, vocabulary=None, **changes):
+    """Write a folder whose RoPE settings GGUF can express; return (config, arrays)."""
+    if family == "hunyuan_v1_dense":
+        changes = {"rope_theta": 11158840.0, "rope_scaling": None, **changes}
+    config, arrays = make.make(at, family, vocab_size=vocabulary or make.V, **changes)
+    return config, {name: x.astype(np.float32) for name, x in arrays.items()}
+
+
+@contextlib.contextmanager
+def gguf_file(family, vocabulary=None, changes=(), **more):
+    """Write a GGUF file; yield its path."""
+    with tempfile.TemporaryDirectory() as at:
+        os.mkdir(at + "/hf")
+        config, arrays = made(at + "/hf", family, vocabulary, **dict(changes))
+        make_gguf.write(at + "/x.gguf", config, arrays, **more)
+        yield at + "/x.gguf"
+
+
+# ---- Same bytes ------------------------------------------------------------------------------------------------------
+
+@gguf_test
+def folders_have_the_same_bytes():
+    for family in FAMILIES:
+        for options in {}, {"second": True}, {"shards": 3}:
+            with tempfile.TemporaryDirectory() as at:
+                make.make(at, family, **options)
+                assert_same(at)
+        with tempfile.TemporaryDirectory() as at:
+            make.make(at, family, vocab_size=448)
+            make.write_tokeniser(at, TOKENISERS[family])
+            for formats in ("f32", "-"), ("q8", "q4m"), ("bf16", "f16"), ("q4", "-"), ("q4m", "q8b"):
+                assert_same(at, *formats)
+    with tempfile.TemporaryDirectory() as at:
+        make.make(at, "llama", rope_parameters=make.LLAMA_3, max_position_embeddings=40000)
+        assert_same(at, "f32")
+        make.make(at, "qwen3_moe", norm_topk_prob=False)
+        assert_same(at)
+        make.make(at, "llama", num_return_sequences=1, temperature=0.5, num_beams=3, moe_topk=4)
+        assert_same(at)
+
+
+@gguf_test
+def shared_folders_have_the_same_bytes():
+    if not os.path.isdir(SHARED):
+        raise Skip("no ../shared/llm here")
+    for name in "hy-v3", "hy-v3-fused", "hunyuan-dense", "qwen3-moe":
+        for formats in ("-", "-"), ("f32", "-"):
+            assert_same(os.path.join(SHARED, name), *formats)
+
+
+@gguf_test
+def gguf_files_have_the_same_bytes():
+    rename = lambda tensors: {name.replace("exp_probs_b.bias", "exp_probs_b"): x for name, x in tensors.items()}
+    sampling = {"temp": 0.75, "top_k": 20, "top_p": 0.5, "min_p": 0.25, "penalty_repeat": 1.5, "mirostat": 2}
+    for family in FAMILIES:
+        sparse = family in ("hy_v3", "qwen3_moe")
+        sampled = {f"general__sampling__{x}": y for x, y in sampling.items()}
+        for more in {}, {"change": rename}, {"fused": sparse}, sampled:
+            with gguf_file(family, **more) as path:
+                assert_same(path)
+        with gguf_file(family, pieces=9) as path:
+            parts = sorted(x for x in os.listdir(os.path.dirname(path)) if x.endswith(".gguf"))
+            for name in parts[0], parts[-1]:
+                problem, _ = convert_c(os.path.join(os.path.dirname(path), name), path + ".bin")
+                assert problem is None, problem
+                assert convert_python(os.path.join(os.path.dirname(path), name), path + ".py")[0] is None
+                assert bytes_of(path + ".bin") == bytes_of(path + ".py"), name
+        for more in {}, {"tokenizer__ggml__add_bos_token": True}, {"tokenizer__ggml__eot_token_id": 421}:
+            with gguf_file(family, 448, {"bos_token_id": 420}, tokens=True, **more) as path:
+                assert_same(path)
+
+
+@gguf_test
+def blocks_of_all_formats_have_the_same_bytes():
+    """Random blocks: also numbers that no quantiser would choose."""
+    r = np.random.default_rng(5)
+    halves = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82),
+              "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "F16": (0,), "BF16": ()}
+    config = {**make.CONFIGS["llama"], **WIDE, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    arrays = make_gguf.arrays_of(config, make.arrays_of(config, 5))
+    for name, places in halves.items():
+        kind = gguf.GGMLQuantizationType[name]
+        numbers, size = gguf.GGML_QUANT_SIZES[kind]
+        with tempfile.TemporaryDirectory() as at:
+            w = gguf.GGUFWriter(at + "/x.gguf", "llama")
+            for key, value in make_gguf.keys_of(config).items():
+                (w.add_float32 if isinstance(value, float) else w.add_uint32)("llama." + key, value)
+            w.add_uint32("tokenizer.ggml.eos_token_id", 2)
+            for tensor, x in arrays.items():
+                if x.ndim < 2:
+                    w.add_tensor(tensor, np.ascontiguousarray(x, np.float32))
+                    continue
+                blocks = r.integers(0, 256, (x.size // numbers, size), np.uint8)
+                for place in places:
+                    scales = r.uniform(-1, 1, len(blocks)).astype("<f2")
+                    blocks[:, place:place + 2] = scales.view(np.uint8).reshape(-1, 2)
+                if name == "BF16":
+                    blocks[:, 1] &= 0xbf
+                w.add_tensor(tensor, blocks.reshape(x.shape[0], -1), raw_dtype=kind)
+            w.write_header_to_file(), w.write_kv_data_to_file(), w.write_tensors_to_file(), w.close()
+            assert_same(at + "/x.gguf", "f32")
+            assert_same(at + "/x.gguf", "q4m")
+
+
+@gguf_test
+def known_templates_have_the_pieces_that_python_renders():
+    if not os.path.isdir(SHARED):
+        raise Skip("no ../shared/llm here")
+    known = {(row["sha256"], *row["families"]): row for row in prompts.data()["templates"]}
+    for name, families in ("hy-v3", ["hy_v3"]), ("hunyuan-dense", []), ("qwen3-moe", ["qwen3_moe"]):
+        with open(os.path.join(SHARED, name, "chat_template.jinja"), encoding="utf-8", newline="") as file:
+            row = prompts.known_row(file.read(), f"../shared/llm/{name}", families)
+        assert known[row["sha256"], *families] == row, row
+
+
+@gguf_test
+def tables_of_both_converters_are_complete():
+    rows = tables.read("decoder.inc")
+    names = {row[0] for row in rows["FAMILY"]}
+    assert all(set(row[0].split()) <= names for row in rows["ONLY"])
+    assert all(x in dict(rows["EXPRESSION"]) for row in rows["PRE"] for x in row[1].split())
+
+
+# ---- Errors ----------------------------------------------------------------------------------------------------------
+
+def changed(name, change):
+    """Return a damage of one file: `change` receives and returns its bytes."""
+    return lambda at: write(f"{at}/{name}", change(bytes_of(f"{at}/{name}")))
+
+
+def edited(name, **values):
+    """Return a damage that sets keys of a JSON file; None removes a key."""
+    def damage(at):
+        with open(f"{at}/{name}", encoding="utf-8") as file:
+            about = {**json.load(file), **values}
+        write(f"{at}/{name}", json.dumps({key: x for key, x in about.items() if x is not None}).encode())
+    return damage
+
+
+def tensors(change):
+    """Return a damage of the header of model.safetensors: `change` modifies the parsed header."""
+    def damage(at):
+        data = bytes_of(at + "/model.safetensors")
+        size = struct.unpack("<Q", data[:8])[0]
+        header = json.loads(data[8:8 + size])
+        change(header)
+        text = json.dumps(header).encode()
+        write(at + "/model.safetensors", struct.pack("<Q", len(text)) + text + data[8 + size:])
+    return damage
+
+
+def sharded(at):
+    for name in "model.safetensors", "tokenizer.json":
+        os.unlink(f"{at}/{name}")
+    make.make(at, "llama", shards=3, vocab_size=448)
+
+
+def sharded_then(change):
+    def damage(at):
+        sharded(at)
+        change(at)
+    return damage
+
+
+def map_edited(change):
+    def damage(at):
+        path = at + "/model.safetensors.index.json"
+        with open(path, encoding="utf-8") as file:
+            index = json.load(file)
+        change(index["weight_map"])
+        write(path, json.dumps(index).encode())
+    return sharded_then(damage)
+
+
+def set_first(key, value):
+    return lambda header: header["model.norm.weight"].__setitem__(key, value)
+
+
+def piped(name):
+    def damage(at):
+        os.unlink(f"{at}/{name}")
+        os.mkfifo(f"{at}/{name}")
+    return damage
+
+
+SHARD = "model-00002-of-00003.safetensors"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
+DAMAGED = [  # damage, words of the message
+    (lambda at: os.unlink(at + "/config.json"), "not a published model"),
+    (changed("config.json", lambda x: x[:-20]), "config.json valid JSON"),
+    (changed("config.json", lambda x: b""), "config.json valid JSON"),
+    (changed("config.json", lambda x: b"[1]"), "config.json JSON object"),
+    (changed("config.json", lambda x: x[:-1] + b',"head_dim":12}'), "config.json duplicate key head_dim"),
+    (edited("config.json", model_type="mamba"), "config.json model_type mamba Python converter"),
+    (edited("config.json", model_type="m2m_100"), "config.json model_type m2m_100 Python converter"),
+    (edited("config.json", hidden_act="gelu"), "config.json hidden_act"),
+    (edited("config.json", new_feature=1), "config.json unknown key new_feature"),
+    (edited("config.json", hidden_size=None), "config.json hidden_size is missing"),
+    (edited("config.json", num_attention_heads=5), "config.json key heads"),
+    (edited("config.json", rope_scaling={"type": "linear", "factor": 2}), "config.json rope type"),
+    (edited("config.json", quantization_config={"quant_method": "fp8"}), "config.json quantization_config"),
+    (edited("generation_config.json", eos_token_id=99999), "generation_config.json eos_token_id"),
+    (edited("generation_config.json", no_repeat_ngram_size=3), "generation_config.json no_repeat_ngram_size"),
+    (lambda at: os.unlink(at + "/model.safetensors"), "neither model.safetensors"),
+    (lambda at: os.rename(at + "/model.safetensors", at + "/pytorch_model.bin"), "pytorch_model.bin Python converter"),
+    (changed("model.safetensors", lambda x: x[:-100]), "model.safetensors truncated"),
+    (changed("model.safetensors", lambda x: x[:100]), "model.safetensors truncated"),
+    (changed("model.safetensors", lambda x: x + b"more"), "model.safetensors damaged"),
+    (changed("model.safetensors", lambda x: b""), "model.safetensors not a safetensors file"),
+    (changed("model.safetensors", lambda x: POINTER), "model.safetensors LFS"),
+    (changed("model.safetensors", lambda x: x[:8] + b"x" + x[9:]), "model.safetensors valid JSON"),
+    (tensors(lambda header: header.update(x=header.pop("model.norm.weight"))), "tensor model.norm.weight missing"),
+    (tensors(set_first("shape", [16])), "model.safetensors model.norm.weight invalid offset or size"),
+    (tensors(set_first("dtype", "F8_E4M3")), "model.norm.weight invalid offset or size"),
+    (tensors(set_first("data_offsets", [0, 64])), "model.safetensors overlaps"),
+    (tensors(set_first("shape", [1 << 50])), "model.norm.weight lacks a valid"),
+    (changed("model.safetensors", lambda x: x[:-2] + b"\x80\x7f"), "model.safetensors not finite"),
+    (lambda at: write(at + "/adapter_config.json", b"{}"), "adapter_config.json merge"),
+    (piped("model.safetensors"), "model.safetensors not a regular file"),
+    (changed("tokenizer.json", lambda x: x[:5000]), "tokenizer.json valid JSON"),
+    (changed("tokenizer.json", lambda x: x.replace(b'"BPE"', b'"Unigram"')), "tokenizer.json type byte-level BPE"),
+    (changed("tokenizer.json", lambda x: x.replace(b'"ByteLevel"', b'"Metaspace"')), "tokenizer.json Metaspace"),
+    (edited("config.json", vocab_size=96), "config.json tokenizer.json"),
+    (lambda at: write(at + "/chat_template.jinja", b"{{ messages[0].content }}"), "unknown chat template Python"),
+    (lambda at: write(at + "/tokenizer_config.json", b'{"add_prefix_space": true}'), "_config.json add_prefix_space"),
+    (sharded_then(lambda at: os.unlink(f"{at}/{SHARD}")), f"{SHARD} missing"),
+    (map_edited(lambda x: x.update(new=SHARD)), f"{SHARD} tensor new missing"),
+    (map_edited(lambda x: x.update(new="../x")), "index.json no weight_map"),
+    (sharded_then(changed(SHARD, lambda x: x[:-9])), f"{SHARD} truncated")]
+
+
+@gguf_test
+def damaged_folders_name_the_file_and_the_problem():
+    for number, (damage, words) in enumerate(DAMAGED):
+        with tempfile.TemporaryDirectory() as at:
+            os.mkdir(at + "/model")
+            make.make(at + "/model", "llama", vocab_size=448)
+            make.write_tokeniser(at + "/model", "smollm")
+            damage(at + "/model")
+            problem, _ = convert_c(at + "/model", at + "/out.bin")
+            assert os.listdir(at) == ["model"], (number, os.listdir(at))
+            if words == "config.json tokenizer.json":
+                words = "embed_tokens.weight shape" if "shape" in str(problem) else "tokenizer.json exceeds"
+            assert problem and all(word in problem for word in words.split()), (number, words, problem)
+
+
+@gguf_test
+def damaged_gguf_files_name_the_file_and_the_problem():
+    with gguf_file("llama", 448, tokens=True) as path:
+        whole = bytes_of(path)
+        cases = [(whole[:-9], "truncated"), (b"GGUF", "truncated"), (whole[:4] + b"\1" + whole[5:], "version 1"),
+                 (whole[:4] + b"\0\0\0\3" + whole[8:], "big-endian"), (whole[:8] + b"\xff" * 8 + whole[16:], "tensors"),
+                 (whole.replace(b"llama.block_count", b"llama.block_xount"), "block_count is missing"),
+                 (whole.replace(b"general.architecture\x08\0\0\0\5\0\0\0\0\0\0\0llama",
+                                b"general.architecture\x08\0\0\0\5\0\0\0\0\0\0\0lxxma"), "'lxxma' not supported"),
+                 (whole.replace(b"blk.1.attn_q.weight", b"blk.1.attn_x.weight"), "q_proj missing"),
+                 (whole.replace(b"blk.0.attn_q.weight", b"blk.1.attn_q.weight"), "blk.1.attn_q.weight twice"),
+                 (whole.replace(b"tokenizer.ggml.pre\x08\0\0\0\6", b"tokenizer.ggml.pre\x08\0\0\0\5"), ""),
+                 (whole.replace(b"\6\0\0\0\0\0\0\0smollm", b"\6\0\0\0\0\0\0\0tekken"), "tokenizer.ggml.pre 'tekken'"),
+                 (whole.replace(b"\4\0\0\0\0\0\0\0gpt2", b"\4\0\0\0\0\0\0\0bert"), "tokenizer.ggml.model 'bert'")]
+        cases += [(whole[:n], "truncated") for n in range(9, len(whole), len(whole) // 40)]
+        for data, words in cases:
+            write(path, data)
+            problem, _ = convert_c(path, path + ".bin")
+            assert problem and "x.gguf" in problem and all(word in problem for word in words.split()), (words, problem)
+            assert not os.path.exists(path + ".bin")
+    with gguf_file("llama", pieces=9) as path:
+        folder = os.path.dirname(path)
+        parts = sorted(x for x in os.listdir(folder) if x.endswith(".gguf"))
+        os.unlink(f"{folder}/{parts[1]}")
+        problem, _ = convert_c(f"{folder}/{parts[0]}", path + ".bin")
+        assert parts[1] in problem and "missing" in problem, problem
+    for more, words in (({"tokenizer__chat_template": "{{ messages[0].content }}"}, "unknown chat template Python"),
+                        ({"llama__rope__scaling__type": "yarn"}, "rope.scaling.type 'yarn'"),
+                        ({"llama__attention__causal": False}, "attention.causal False"),
+                        ({"tokenizer__ggml__add_eos_token": True}, "add_eos_token True"),
+                        ({"tokenizer__ggml__eos_token_id": None}, "eos_token_id")):
+        with gguf_file("llama", 448, tokens=True, **more) as path:
+            problem, _ = convert_c(path, path + ".bin")
+            assert problem and "x.gguf" in problem and all(word in problem for word in words.split()), (words, problem)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="NAME", help="run tests with matching names")
+    sys.exit(test.run(parser.parse_args().only))

@@ -1,0 +1,59 @@
+"""Write inputs of fuzz_checkpoint.c: small models of each family, as folders and as GGUF files."""
+import os
+import tempfile
+
+import make_decoder as make
+import make_gguf
+import numpy as np
+
+NAMES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+         "chat_template.jinja", "model.safetensors", "model.safetensors.index.json", "model-00001-of-00002.safetensors",
+         "model-00002-of-00002.safetensors", "x.gguf", "x-00001-of-00002.gguf", "x-00002-of-00002.gguf")
+SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
+         "intermediate_size": 8, "moe_intermediate_size": 4, "num_experts": 3, "num_experts_per_tok": 2,
+         "max_position_embeddings": 16}
+TOKENISERS = {"hy_v3": "A", "hunyuan_v1_dense": "A", "qwen3_moe": "C", "llama": "smollm"}
+
+
+def packed_folder(at):
+    """Return the files of a folder as one input."""
+    out = b""
+    for number, name in enumerate(NAMES):
+        if os.path.exists(f"{at}/{name}"):
+            with open(f"{at}/{name}", "rb") as file:
+                data = file.read()
+            out += bytes([number]) + len(data).to_bytes(3, "little") + data
+    return out
+
+
+def write(made, name, at):
+    data = packed_folder(at)
+    with open(f"{made}/{name}", "wb") as file:
+        file.write(data)
+
+
+def small(at, family, **changes):
+    changes = {**SMALL, **changes}
+    if family in ("llama", "hunyuan_v1_dense"):
+        changes = {key: x for key, x in changes.items() if "expert" not in key}
+    return make.make(at, family, **changes)
+
+
+def write_seeds(made):
+    for family, kind in TOKENISERS.items():
+        for number, options in enumerate(({}, {"second": True}, {"shards": 2}, {"vocab_size": 448})):
+            with tempfile.TemporaryDirectory() as at:
+                small(at, family, **options)
+                if "vocab_size" in options:
+                    make.write_tokeniser(at, kind)
+                    with open(at + "/tokenizer_config.json", "w", encoding="utf-8") as file:
+                        file.write('{"bos_token": "<think>", "add_eos_token": false}')
+                write(made, f"{family}-{number}", at)
+        for number, options in enumerate(({}, {"pieces": 14}, {"tokens": True}, {"fused": True})):
+            with tempfile.TemporaryDirectory() as at:
+                config, arrays = small(at, family, vocab_size=448 if number == 2 else 96)
+                for name in os.listdir(at):
+                    os.unlink(f"{at}/{name}")
+                tensors = {name: x.astype(np.float32) for name, x in arrays.items()}
+                make_gguf.write(at + "/x.gguf", config, tensors, **options)
+                write(made, f"{family}-gguf-{number}", at)
