@@ -150,6 +150,17 @@ static void print_begin(void *user, uint64_t bytes, uint64_t source) {
             r->folder, (double)bytes / 1e6, larger);
 }
 
+/* Remove the name of the source from an error: the caller writes it. Files in a folder remain. */
+static moe_status without_name(const char *path, moe_status status, moe_error *error) {
+    const char *name = packed_base(path);
+    const size_t length = strlen(name);
+    if (!status || !error) return status;
+    error->where[0] = 0;
+    if (strncmp(error->message, name, length) == 0 && strncmp(error->message + length, ": ", 2) == 0)
+        memmove(error->message, error->message + length + 2, strlen(error->message + length + 2) + 1);
+    return status;
+}
+
 static moe_status convert(const char *path, const char *out, const char *folder, int cached, moe_error *error) {
     report r = { path, folder, cached };
     const convert_options options = { .path = path,
@@ -157,7 +168,7 @@ static moe_status convert(const char *path, const char *out, const char *folder,
                                       .experts = MOE_TYPE_KEEP,
                                       .begin = print_begin,
                                       .user = &r };
-    return convert_model(&options, out, error);
+    return without_name(path, convert_model(&options, out, error), error);
 }
 
 /* Convert to a file with a random name, and remove the name once the model is open. */
