@@ -183,11 +183,39 @@ def blocks_of_all_formats_have_the_same_bytes():
             assert_same(at + "/x.gguf", "q4m")
 
 
+SMOLLM2 = (  # the template of SmolLM2-Instruct
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + "
+    "message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|im_start|>assistant\n' }}{% endif %}")
+
+
+@gguf_test
+def languages_that_the_authors_name_have_the_same_bytes():
+    for named in ["en", "pt-BR", "zho_Hant"], "de", ["multilingual"], None, [1, 2]:
+        more = {"tokenizer__chat_template": SMOLLM2, "general__languages": named}
+        with gguf_file("llama", 448, tokens=True, **more) as path:
+            assert_same(path)
+    cards = ("---\nlanguage:\n- en  # English\n- de\n - 'pt'\nlicense: mit\n---\n",
+             "---\r\nlanguage: [en, fr]\r\n---\r\n", "---\nlicense: mit\n---\nlanguage: en\n", "language: en\n",
+             "---\nlanguage: multilingual\n---\n", "---\nlanguage: en", "---\n---\nlanguage: en\n---\n",
+             "---\nbase: x\nlanguage:\n  - en\n  -de\nmore:\n  - fr\n---")
+    for card in cards:
+        with tempfile.TemporaryDirectory() as at:
+            make.make(at, "llama", vocab_size=448)
+            make.write_tokeniser(at, "smollm")
+            write(at + "/chat_template.jinja", SMOLLM2.encode())
+            write(at + "/README.md", card.encode())
+            assert_same(at)
+
+
 @gguf_test
 def known_templates_have_the_pieces_that_python_renders():
     if not os.path.isdir(SHARED):
         raise Skip("no ../shared/llm here")
     known = {(row["sha256"], *row["families"]): row for row in prompts.data()["templates"]}
+    row = prompts.known_row(SMOLLM2, "SmolLM2-Instruct")
+    assert known[row["sha256"],] == row, row
     for name, families in ("hy-v3", ["hy_v3"]), ("hunyuan-dense", []), ("qwen3-moe", ["qwen3_moe"]):
         with open(os.path.join(SHARED, name, "chat_template.jinja"), encoding="utf-8", newline="") as file:
             row = prompts.known_row(file.read(), f"../shared/llm/{name}", families)

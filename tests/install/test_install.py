@@ -266,7 +266,8 @@ def completed(program, *words):
 @test
 def bash_completes_options_and_files():
     assert completed("moe-translate", "--be") == ["--beam"]
-    assert sorted(completed("moe-translate", "--no")) == ["--no-mmap", "--no-protect", "--no-verify", "--noise"]
+    assert sorted(completed("moe-translate", "--no")) == ["--no-cache", "--no-mmap", "--no-protect", "--no-verify",
+                                                      "--noise"]
     assert completed("moe-translate", "-m", PREFIX + "/share/moe/en") == [PREFIX + "/share/moe/en-de-fr-es.bin"]
     assert completed("moe-translate", "--beam", "") == []
     for path in glob.glob(PREFIX + "/share/bash-completion/completions/*"):

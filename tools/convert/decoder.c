@@ -485,7 +485,7 @@ static void put_search(making *m, const decoder *d, decoder_search *s, const dec
 static void put_tokens(making *m, const decoder *d, const decoder_tokens *t) {
     making_put_text(m, "tokenizer.kind", t->found ? "byte-bpe" : "none");
     if (t->found) making_put_span(m, "tokenizer.model", MOE_META_BYTES, t->blob.data, t->blob.length);
-    if (t->pieces.texts[PROMPT_PREFIX]) prompts_put(m, &t->pieces, d->family->name, t->name);
+    if (t->pieces.texts[PROMPT_PREFIX]) prompts_put(m, &t->pieces, d->family->name, t->name, t->named, t->n_named);
     if (t->begins) making_put_int(m, "source.bos", 1);
 }
 

@@ -59,7 +59,9 @@ typedef struct decoder_tokens {
     text_bytes blob;
     prompt_pieces pieces;
     const char *name; /* of the model, which selects its wordings */
-    int begins;       /* 1 if each text begins with the bos token */
+    moe_span *named;  /* [n_named] languages that the authors name */
+    size_t n_named;
+    int begins; /* 1 if each text begins with the bos token */
 } decoder_tokens;
 
 /* Check the configuration as a whole, after all members except `frequencies` were set. */

@@ -816,6 +816,14 @@ static int read_prompts(gguf *g) {
     g->tokens.name = all.failed ? NULL : making_keep(g->m, all.data, all.length);
     text_bytes_free(&all);
     if (!g->tokens.name) return making_no_memory(g->m);
+    const value *named = find(g, "general.languages");
+    if (named && named->type == ARRAY && named->kind == STRING) {
+        g->tokens.named = read_texts(g, named);
+        g->tokens.n_named = g->tokens.named ? (size_t)named->count : 0;
+    } else if (named && named->type == STRING) {
+        g->tokens.named = making_keep(g->m, &named->text, sizeof named->text);
+        g->tokens.n_named = g->tokens.named != NULL;
+    }
     return prompts_find(g->m, g->h.file, v->text, tokens, g->d.family->name, &g->tokens.pieces);
 }
 
@@ -868,7 +876,9 @@ static int retype(gguf *g) {
             !is_used(g, i) || is_made(g, &made, t))
             continue;
         g->kinds[i] = CONTROL;
-        making_note(g->m, "token %zu, '%.*s', is typed as text, but names or spells a special token: using it as one",
+        making_note(g->m,
+                    "token %zu, '%.*s', is typed as text, but named by a key or spelled by the chat template: using it "
+                    "as a special token",
                     i, (int)(t.length < 40 ? t.length : 40), t.data);
     }
     text_index_free(&made);

@@ -12,9 +12,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-enum { LARGEST_TEMPLATE = 1 << 18, MAX_ID = 999999999 };
+enum { LARGEST_TEMPLATE = 1 << 18, MAX_ID = 999999999, CARD = 1 << 16 };
 static const double pi = 3.141592653589793;
 
 /* ---- Tables ---- */
@@ -796,6 +797,45 @@ static int check_specials(hub *h, const char *file, const char *const tokens[PRO
     return 1;
 }
 
+/* Return 1 for letters, digits, _ and -; other characters than ASCII count as letters. */
+static int is_word(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
+           (unsigned char)c >= 0x80;
+}
+
+/* Read the words of `language` in the YAML at the beginning of the folder's README.md. */
+static void read_card(hub *h) {
+    const char *path = making_join(h->m, h->options->path, "README.md");
+    char *text = making_keep(h->m, NULL, CARD);
+    struct stat about;
+    size_t n = 0, length = 0;
+    FILE *file = path && text && stat(path, &about) == 0 && S_ISREG(about.st_mode) ? fopen(path, "rb") : NULL;
+    if (!file) return;
+    n = fread(text, 1, CARD, file);
+    fclose(file);
+    for (size_t i = 0; i < n; i++) /* line ends as in Python's text files */
+        if (text[i] != '\n' || !i || text[i - 1] != '\r') text[length++] = (char)(text[i] == '\r' ? '\n' : text[i]);
+    text[length] = 0;
+    char *end = strncmp(text, "---\n", 4) == 0 ? strstr(text + 4, "\n---") : NULL, *line = text + 4;
+    if (!end) return;
+    end[1] = 0;
+    while (*line && strncmp(line, "language:", 9) != 0) line += strcspn(line, "\n") + 1;
+    if (!*line) return;
+    line += 9;
+    h->tokens.named = making_keep(h->m, NULL, (strlen(line) / 2 + 1) * sizeof *h->tokens.named);
+    for (int first = 1; h->tokens.named && *line; first = 0) {
+        const size_t indent = strspn(line, " \t"), end_of = strcspn(line, "\n"), used = strcspn(line, "#\n");
+        if (!first && line[indent] != '-') break;
+        for (size_t at = line[indent] == '-' ? indent + 1 : 0; at < used;) {
+            size_t word = 0;
+            while (at + word < used && is_word(line[at + word])) word++;
+            if (word) h->tokens.named[h->tokens.n_named++] = (moe_span){ line + at, word };
+            at += word ? word : 1;
+        }
+        line += end_of + (line[end_of] == '\n');
+    }
+}
+
 static int read_prompts(hub *h) {
     const char *file, *tokens[PROMPT_TOKENS];
     packed_file mapped = { 0 };
@@ -807,6 +847,7 @@ static int read_prompts(hub *h) {
                     h->options->path);
     } else if (good) {
         find_specials(h, tokens);
+        read_card(h);
         good = prompts_find(h->m, file, template, tokens, h->d.family->name, &h->tokens.pieces) &&
                (!h->tokens.found || check_specials(h, file, tokens));
     }

@@ -151,7 +151,40 @@ static void put_row(making *m, const cJSON *data, const cJSON *row) {
     put_list(m, languages, "languages.chinese", 2);
 }
 
-int prompts_put(making *m, const prompt_pieces *pieces, const char *family, const char *name) {
+/* Return the number of letters at the beginning of a text. */
+static size_t letters(moe_span text) {
+    size_t n = 0;
+    while (n < text.length &&
+           ((text.data[n] >= 'a' && text.data[n] <= 'z') || (text.data[n] >= 'A' && text.data[n] <= 'Z')))
+        n++;
+    return n;
+}
+
+/* Return 1 if a text looks like de, deu, pt-BR or deu_Latn. */
+static int is_code(moe_span text) {
+    const size_t n = letters(text);
+    if (n < 2 || n > 3 || text.length == n) return n == text.length && n >= 2 && n <= 3;
+    const moe_span rest = { text.data + n + 1, text.length - n - 1 };
+    return (text.data[n] == '-' || text.data[n] == '_') && rest.length >= 2 && rest.length <= 4 &&
+           letters(rest) == rest.length;
+}
+
+/* Put the languages that the authors of a general model name; "multilingual" is not a code. */
+static void put_named(making *m, const moe_span *named, size_t n) {
+    text_bytes all = { 0 };
+    for (size_t i = 0; i < n; i++) {
+        if (!is_code(named[i])) n = 0;
+        if (i) text_append(&all, " ", 1);
+        text_append(&all, named[i].data, named[i].length);
+    }
+    const char *copy = n && !all.failed ? making_keep(m, all.data, all.length) : NULL;
+    if (all.failed) making_no_memory(m);
+    if (copy) making_put_text(m, "languages.named", copy);
+    text_bytes_free(&all);
+}
+
+int prompts_put(making *m, const prompt_pieces *pieces, const char *family, const char *name, const moe_span *named,
+                size_t n_named) {
     char key[64];
     cJSON *data = open_data();
     char *small = making_keep(m, name, strlen(name));
@@ -166,6 +199,7 @@ int prompts_put(making *m, const prompt_pieces *pieces, const char *family, cons
         making_put_text(m, key, pieces->texts[i]);
     }
     if (found) put_row(m, data, found);
+    if (found && strcmp(string(found, "name"), "general") == 0) put_named(m, named, n_named);
     cJSON_Delete(data);
     return m->status == MOE_OK;
 }

@@ -23,7 +23,8 @@ int prompts_find(making *m, const char *file, moe_span template, const char *con
                  const char *family, prompt_pieces *out);
 /* Return 1 if the template of a family is known. */
 int prompts_known(moe_span template, const char *family);
-/* Put the pieces, and the wordings for the model's name. */
-int prompts_put(making *m, const prompt_pieces *pieces, const char *family, const char *name);
+/* Put the pieces, and the wordings for the model's name. `named`: languages that the authors name. */
+int prompts_put(making *m, const prompt_pieces *pieces, const char *family, const char *name, const moe_span *named,
+                size_t n_named);
 
 #endif
