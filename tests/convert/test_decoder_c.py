@@ -116,6 +116,11 @@ def folders_have_the_same_bytes():
         assert_same(at, "f32")
         make.make(at, "qwen3_moe", norm_topk_prob=False)
         assert_same(at)
+        for limit in 3, 9999:
+            make.write_config(at, {**make.CONFIGS["qwen3_moe"], "norm_topk_prob": False},
+                              {**make.GENERATION, "eos_token_id": [2, 3], "max_new_tokens": limit})
+            assert_same(at)
+        os.unlink(at + "/generation_config.json")
         make.make(at, "llama", num_return_sequences=1, temperature=0.5, num_beams=3, moe_topk=4)
         assert_same(at)
 

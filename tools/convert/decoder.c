@@ -459,6 +459,11 @@ static void put_search(making *m, const decoder *d, decoder_search *s, const dec
     const int64_t half = positions(d) / 2, limit = half < LIMIT ? half : LIMIT;
     const size_t published = s->n_ends;
     char key[48];
+    if (s->max_new > limit)
+        making_note(m,
+                    "%s: max_new_tokens is %" PRId64 ", but answers have up to %" PRId64
+                    " tokens (--max-len raises the limit)",
+                    s->file, s->max_new, limit);
     making_put_int(m, "token.bos", d->bos);
     making_put_int(m, "token.eos", s->ends[0]);
     making_put_text(m, "decode.rules", "hf");
@@ -466,7 +471,7 @@ static void put_search(making *m, const decoder *d, decoder_search *s, const dec
     making_put_real(m, "decode.length_penalty", s->length_penalty);
     making_put_real(m, "decode.length_constant", 0);
     making_put_int(m, "decode.early_stopping", s->early_stopping);
-    making_put_int(m, "decode.max_new", limit);
+    making_put_int(m, "decode.max_new", s->max_new && s->max_new < limit ? s->max_new : limit);
     making_put_int(m, "limit.source", limit);
     making_put_int(m, "limit.target", limit);
     for (size_t i = 0; i < DECODER_SAMPLING; i++) {

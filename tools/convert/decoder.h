@@ -47,6 +47,8 @@ typedef struct decoder_search {
     int64_t ends[DECODER_MAX_ENDS + 1]; /* tokens that end an answer, without duplicates */
     size_t n_ends;
     int64_t beam, pad; /* pad -1: none */
+    int64_t max_new;   /* of generation_config.json; 0 if missing */
+    const char *file;  /* that states it, for messages */
     double length_penalty;
     int early_stopping;
     double sample[DECODER_SAMPLING]; /* NaN if missing */

@@ -346,7 +346,8 @@ def read_decoder(folder, say=lambda message: None, row=None, ids_only=False):
     """Return the metadata and tensors of a checkpoint."""
     config, generation = hf.read_configs(folder)
     m, stored = read_config(config), hf.open_checkpoint(folder, say)
-    found = build(m, config, generation, stored, tokens_meta(folder, m, say, row), hf.files_in(folder), say)
+    found = build(m, config, generation, stored, tokens_meta(folder, m, say, row, ids_only),
+                  hf.files_in(folder), say)
     config.end(NO_EFFECT, MIXTURE_KEYS if ABOUT[m.family].dense else (), hf.GENERATION, hf.GENERATION_NO_EFFECT,
                GENERATION, GENERATION_NO_EFFECT, SAMPLING, hf.GENERATION_USED)
     return found

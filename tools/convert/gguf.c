@@ -1120,15 +1120,31 @@ static int read_family(gguf *g) {
     return 1;
 }
 
+/* Note that the file has no tokeniser, or reject a part of one. `missing`: 1 the model, 2 the tokens, 3 both. */
+static int accept_ids_only(gguf *g, int missing) {
+    static const char *const keys[] = { "tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.merges",
+                                        "tokenizer.huggingface.json" };
+    char text[96], there[128] = "";
+    size_t n = 0;
+    snprintf(text, sizeof text, "%s%s%s %s missing", missing & 1 ? keys[0] : "", missing == 3 ? " and " : "",
+             missing & 2 ? keys[1] : "", missing == 3 ? "are" : "is");
+    for (size_t i = 0; i < 4; i++)
+        if (find(g, keys[i])) n += (size_t)snprintf(there + n, sizeof there - n, "%s%s", n ? " and " : "", keys[i]);
+    if (n)
+        return making_refuse(g->m, g->h.file,
+                             "no tokeniser: %s; found only %s. To convert a model that accepts token ids only, use "
+                             "tools/convert/convert.py --ids-only",
+                             text, there);
+    making_note(g->m, "no tokeniser: %s. The model will accept token ids only, as with --ids-only", text);
+    return 1;
+}
+
 static int read_tokens(gguf *g) {
     read_ids(g);
     if (g->m->status || !read_token_lists(g)) return 0;
     g->d.bos = 0;
-    if (!find(g, "tokenizer.ggml.model") || !find(g, "tokenizer.ggml.tokens"))
-        making_note(g->m,
-                    "no tokeniser: %.100s has no tokenizer.ggml.model or tokens. The model will accept token ids only",
-                    g->h.file);
-    else if (!read_tokeniser(g)) return 0;
+    const int missing = !find(g, "tokenizer.ggml.model") + 2 * !find(g, "tokenizer.ggml.tokens");
+    if (missing ? !accept_ids_only(g, missing) : !read_tokeniser(g)) return 0;
     if (special(g, BOS) >= 0) g->d.bos = special(g, BOS);
     g->search.pad = special(g, PADDING);
     g->search.beam = 1;

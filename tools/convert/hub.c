@@ -7,6 +7,7 @@
 #include "tools/convert/packed.h"
 #include "tools/convert/safetensors.h"
 
+#include <fnmatch.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -387,6 +388,9 @@ static int read_search(hub *h) {
     s->beam = conf_whole(c, "num_beams", 1, 1, MOE_MAX_BEAM);
     s->length_penalty = conf_real(c, "length_penalty", 1.0, 0.0, 100.0);
     s->early_stopping = conf_flag(c, "early_stopping", 0);
+    s->max_new = conf_whole(c, "max_new_tokens", INT32_MAX, 1, INT32_MAX);
+    s->max_new = conf_raw(c, "max_new_tokens") ? s->max_new : 0;
+    s->file = c->file;
     for (size_t i = 0; i < DECODER_SAMPLING; i++) {
         const char *key = sampling_rows[i].key;
         const double least = sampling_rows[i].least, most = sampling_rows[i].most;
@@ -855,6 +859,27 @@ static int read_prompts(hub *h) {
     return good && h->tokens.name;
 }
 
+/* Note that the folder has no tokeniser, or reject a part of one. */
+static int accept_ids_only(hub *h) {
+    static const char *const pieces[] = { "tokenizer.model",       "*vocab*.json", "*vocab*.txt",
+                                          "*vocab*.yml",           "merges.txt",   "*spiece*.model",
+                                          "*sentencepiece*.model", "*.spm",        "*.bpe" };
+    packed_names names = { 0 };
+    int good = making_failed(h->m, packed_list(h->options->path, &names, h->m->error));
+    for (size_t i = 0; i < names.n && good; i++)
+        for (size_t k = 0; k < ROWS(pieces) && good; k++)
+            if (fnmatch(pieces[k], names.data[i], 0) == 0)
+                good = making_refuse(h->m, tokeniser_file,
+                                     "missing; found only %.60s. To convert a model that accepts token ids only, use "
+                                     "tools/convert/convert.py --ids-only",
+                                     names.data[i]);
+    packed_names_free(&names);
+    if (good)
+        making_note(
+            h->m, "no tokeniser: tokenizer.json is missing. The model will accept token ids only, as with --ids-only");
+    return good;
+}
+
 static int read_tokens(hub *h) {
     int found;
     const char *path = making_join(h->m, h->options->path, tokeniser_file),
@@ -867,12 +892,7 @@ static int read_tokens(hub *h) {
     if (access(path, F_OK) != 0 && access(ranks, F_OK) == 0)
         return making_unsupported(h->m, "hy.tiktoken",
                                   "the Python converter reads this tokeniser: tools/convert/convert.py");
-    if (access(path, F_OK) != 0) {
-        making_note(h->m,
-                    "no tokeniser: no tokenizer.json or hy.tiktoken in %.200s. The model will accept token ids only",
-                    h->options->path);
-        return 1;
-    }
+    if (access(path, F_OK) != 0) return accept_ids_only(h);
     const int64_t start = read_tokeniser(h);
     if (h->m->status || !read_prompts(h)) return 0;
     snprintf(where, sizeof where, "%.200s/%s", h->options->path, tokeniser_file);

@@ -772,13 +772,17 @@ static int find_models(job *j, const packed_file *models[2]) {
     models[0] = models[1] = NULL;
     if (!find(j, FILE_source_pieces, &paths[0]) || !find(j, FILE_target_pieces, &paths[1])) return 0;
     if (!paths[0] || !paths[1]) {
-        const char *other = "";
-        for (size_t i = 0; i < j->names.n; i++)
-            if (text_ends_with(j->names.data[i], strlen(j->names.data[i]), ".bpe")) other = j->names.data[i];
-        making_note(
-            &j->m, "no tokeniser: no source.spm or target.spm in %.200s%s%.80s%s. The model will accept token ids only",
-            j->folder, *other ? "; " : "", other,
-            *other ? " requires Moses' tokenisation, which is not supported" : "");
+        const char *unread = paths[0] ? "source.spm" : paths[1] ? "target.spm" : NULL;
+        const char *missing = paths[0] ? "target.spm is" : paths[1] ? "source.spm is" : "source.spm and target.spm are";
+        for (size_t i = 0; i < j->names.n && !unread; i++)
+            if (text_ends_with(j->names.data[i], strlen(j->names.data[i]), ".bpe")) unread = j->names.data[i];
+        if (unread)
+            return making_refuse(
+                &j->m, j->folder,
+                "no tokeniser: %s missing; found only %.80s. To convert a model that accepts token ids "
+                "only, use tools/convert/convert.py --ids-only",
+                missing, unread);
+        making_note(&j->m, "no tokeniser: %s missing. The model will accept token ids only", missing);
         return 1;
     }
     for (int i = 0; i < 2; i++) {

@@ -131,7 +131,7 @@ def cut(template, values, where, say=lambda message: None):
 def known_row(template, about, families=()):
     """Return the row of `templates` in prompts.json for the converter in C: the template's SHA-256 and its pieces, with
     names of special tokens in braces. Templates that use the settings of a family need a row per family."""
-    settings = data()["settings"].get(families[0], {}) if families else {}
+    settings = settings_of(families[0] if families else "")
     pieces = cut(template, {**{name: "{" + name + "}" for name in TOKENS}, **settings}, about)
     return {"about": about, "sha256": hashlib.sha256(template.encode()).hexdigest(), "families": list(families),
             "pieces": pieces}
