@@ -5167,7 +5167,7 @@ static moe_status moe_check_unchanged(const moe_file *f, moe_error *error) {
     if (f->origin.fd < 0 || (moe_file_state(f->origin.fd, &now) && moe_same_status(&now, &f->origin.opened)))
         return MOE_OK;
     moe_fail(error, MOE_ERROR_IO, "model",
-             "the model file was modified or truncated while in use: reopen it, and replace models by renaming");
+             "the model file was modified or cut off while in use: reopen it, and replace models by renaming");
     return moe_named(f->origin.name, MOE_ERROR_IO, error);
 }
 

@@ -444,7 +444,7 @@ TEST(changed_mapped_files_are_errors_and_copies_are_unaffected) {
             o = translate_with(session, SENTENCES);
             if (harm) {
                 assert_int_equal(o.status, MOE_ERROR_IO);
-                CHECK(strstr(o.error.message, "modified or truncated"), "%s", o.error.message);
+                CHECK(strstr(o.error.message, "modified or cut off"), "%s", o.error.message);
                 assert_int_equal(o.delivered, 0);
                 assert_int_equal(moe_model_verify(model, &e), MOE_ERROR_IO);
                 assert_int_equal(moe_session_new(model, &p, &(moe_session *){ NULL }, &e), MOE_ERROR_IO);
@@ -493,7 +493,7 @@ TEST(files_that_change_between_requests_are_errors) {
                 later.path = path, later.what = (change)what, later.image = image;
                 o.status = moe_translate(session, pull, done, &w, &o.error);
                 assert_int_equal(o.status, MOE_ERROR_IO);
-                CHECK(strstr(o.error.message, path) && strstr(o.error.message, "modified or truncated"), "%s",
+                CHECK(strstr(o.error.message, path) && strstr(o.error.message, "modified or cut off"), "%s",
                       o.error.message);
                 assert_true(o.delivered < SENTENCES);
                 moe_session_free(session);

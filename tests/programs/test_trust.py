@@ -158,7 +158,7 @@ def models_cut_at_any_moment_are_errors():
                 cut.join()
             seen.add(running.returncode)
             assert running.returncode in (0, 4), (running.returncode, complaint)
-            assert running.returncode == 0 or f"{model}: the model file was modified or truncated" in complaint, complaint
+            assert running.returncode == 0 or f"{model}: the model file was modified or cut off" in complaint, complaint
         assert 4 in seen
 
 

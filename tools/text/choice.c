@@ -127,9 +127,10 @@ static moe_status add_owner(choice *c, const char *data, const char *cache, cons
     for (struct dirent *entry; list && !status && c->n < MOST_FETCHED && (entry = readdir(list));) {
         char *record = is_name(entry->d_name) ? read_record(folder, entry->d_name) : NULL;
         if (!record) continue;
-        snprintf(name, sizeof name, "%s/%s", owner, entry->d_name);
-        snprintf(path, sizeof path, "%s/%s.bin", cache, name);
-        status = add_model(c, name, path, record, error);
+        if ((size_t)snprintf(name, sizeof name, "%s/%s", owner, entry->d_name) < sizeof name) {
+            snprintf(path, sizeof path, "%s/%s.bin", cache, name);
+            status = add_model(c, name, path, record, error);
+        }
         free(record);
     }
     if (list) closedir(list);
