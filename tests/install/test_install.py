@@ -27,9 +27,12 @@ NOWHERE_ELSE = not any(os.path.exists(x + "/share/moe/en-de-fr-es.bin") for x in
 test = Suite()
 
 
+KEPT = "HOME", "LANG", "TMPDIR", "ASAN_OPTIONS", "LSAN_OPTIONS", "XDG_DATA_HOME"
+
+
 def run(*command, data="", status=0, cwd=WORK, **more):
     """Run a program outside the repository, with a clean environment; return its output."""
-    clean = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG", "TMPDIR", "ASAN_OPTIONS", "LSAN_OPTIONS")}
+    clean = {k: v for k, v in os.environ.items() if k in KEPT}
     env = {**clean, "PATH": PREFIX + "/bin:" + os.environ["PATH"], "PKG_CONFIG_PATH": PREFIX + "/lib/pkgconfig", **more}
     done = subprocess.run(command, input=data.encode(), cwd=cwd, env=env, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, timeout=300)

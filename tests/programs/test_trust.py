@@ -64,7 +64,7 @@ def full_disks_are_reported():
                                                                          "Hello\tHallo\n"),
             "score": (["-m", LM], "Hello\n"), "classify": (["-m", DIGITS], row), "info": ([MODEL], ""),
             "routing": (["-", "-o", "-"], ROUTING), "quantize": None, "calibrate": None, "prune": None,
-            "server": None}
+            "server": None, "get": None}
     assert sorted(work) == [x.removeprefix("moe-") for x in PROGRAMS], PROGRAMS
     more = [("translate", ["-m", MODEL, "--self-test"]), ("routing", ["--json", "-"])]
     more += [("info", [option, MODEL]) for option in ("--json", "--tensors", "--attribution")]

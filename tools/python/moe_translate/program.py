@@ -403,7 +403,10 @@ def reported(name, work):
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - print() would write messages to standard output
     try:
-        status = work()
+        try:
+            status = work()
+        except SystemExit as end:  # argparse has printed the help or an error
+            status = end.code
         if sys.stdout:
             sys.stdout.flush()
         return status

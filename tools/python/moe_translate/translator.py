@@ -603,7 +603,7 @@ class Translator:
         def kept(segment, number):
             for piece in segment.pieces():
                 if piece in failed:
-                    raise _text_error(failed[piece], number)
+                    raise _answer_error(failed[piece], number, isinstance(pages, str))
 
         found = iter(translate_pages([page for page in column if page is not None], translate,
                                      source or self._settings.get("source"), target or self._settings.get("target"),
@@ -1086,11 +1086,15 @@ def _text_error(message, status, number, alone):
     return TextError(message if alone else f"row {number}: {message}", status, number)
 
 
+def _answer_error(answer, number, alone):
+    _, status, message = answer
+    return _text_error(message.decode("utf-8", "replace"), lib().moe_status_name(status).decode(), number, alone)
+
+
 def _strings(found, errors, alone):
     for number, answer in enumerate(found):
         if answer and answer[1] and errors == "raise":
-            _, status, message = answer
-            raise _text_error(message.decode("utf-8", "replace"), lib().moe_status_name(status).decode(), number, alone)
+            raise _answer_error(answer, number, alone)
     texts = [answer and answer[0].decode("utf-8") for answer in found]
     return texts[0] if alone else texts
 
