@@ -300,6 +300,18 @@ def the_server_fetches_the_other_direction(p):
 
 
 @test
+def repositories_are_converted_if_a_reader_in_c_knows_them():
+    with player() as p:
+        _, files = services.hub.repositories["tencent/Hy-MT2-30B-A3B"].files()
+        services.publish("o/hy", {name: data for name, data in files.items() if name != "chat_template.jinja"})
+        done = subprocess.run([GET, "o/hy"], env=p.environment(), capture_output=True, text=True, timeout=60)
+        assert done.stdout == p.cache + "/o/hy.bin\n" and "Python" not in done.stderr, done
+        assert subprocess.run([TRANSLATE, "-m", p.cache + "/o/hy.bin", "--ids", "5 6"], capture_output=True).returncode == 0
+        for word, why in (("hy-mt2-30b", "chat template"), ("opus-mt-de-en", "no *.safetensors"), ("m2m-100", "m2m_100")):
+            assert why in p.get("--dry-run", word).err.split("Python converter")[1], word
+
+
+@test
 def a_model_that_cannot_be_converted_is_an_error():
     with player() as p:
         folder = p.get("en-de").out.strip()

@@ -30,7 +30,7 @@ moe_status convert_model(const convert_options *options, const char *out, moe_er
 
 /* Check whether convert_model supports a folder in Hugging Face's layout, of which the weights may be missing: read the
  * configuration, the tokeniser and the chat template. Returns MOE_ERROR_UNSUPPORTED if the Python converter is needed.
- * Before the files are fetched, source_needs_python tells whether their names say so. */
+ * Before any file is fetched, moe-get looks at config.json and the chat template. */
 moe_status convert_check(const char *folder, moe_error *error);
 
 #endif

@@ -2,7 +2,9 @@
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 
-#include "tools/convert/marian.h"
+#include "tools/convert/convert.h"
+#include "tools/convert/decoder.h"
+#include "tools/convert/prompts.h"
 #include "tools/get/fetch.h"
 #include "tools/get/sources.h"
 #include "tools/get/store.h"
@@ -114,13 +116,15 @@ static void handle_signals(int note) {
 /* Format a number of bytes, such as 17.1 MB. */
 static const char *megabytes(uint64_t bytes, char out[32]) {
     const double d = (double)bytes;
-    snprintf(out, 32,
-             d >= 1e9   ? "%.1f GB"
-             : d >= 1e6 ? "%.1f MB"
-                        : "%.1f kB",
-             d * (d >= 1e9   ? 1e-9
-                  : d >= 1e6 ? 1e-6
-                             : 1e-3));
+    if (bytes < 1000) snprintf(out, 32, "%d bytes", (int)bytes);
+    else
+        snprintf(out, 32,
+                 d >= 1e9   ? "%.1f GB"
+                 : d >= 1e6 ? "%.1f MB"
+                            : "%.1f kB",
+                 d * (d >= 1e9   ? 1e-9
+                      : d >= 1e6 ? 1e-6
+                                 : 1e-3));
     return out;
 }
 
@@ -275,7 +279,69 @@ static moe_status resolve(getter *g, const source_name *name, source_model *out,
     return status ? status : source_from_index(g->index, g->index_url, name, g->o->small, out, error);
 }
 
-/* ---- 3. Fetching a model ------------------------------------------------------------------------------- */
+/* ---- 3. Readers ---------------------------------------------------------------------------------------- */
+
+enum { WHY = 160, SMALL_FILE = 4 << 20 };
+
+/* Fetch a small file of a model into memory. Leave *out empty if the model does not have it. */
+static moe_status fetch_small(getter *g, const source_model *m, const char *name, text_bytes *out, moe_error *error) {
+    char what[2 * SOURCE_NAME + 8];
+    snprintf(what, sizeof what, "%s of %s", name, m->name.id);
+    for (size_t i = 0; i < m->n; i++) {
+        const fetch_from from = { m->files[i].url, token_of(g, m->name.kind), what };
+        if (strcmp(m->files[i].name, name) == 0) return fetch_text(g->net, &from, SMALL_FILE, out, error);
+    }
+    return MOE_OK;
+}
+
+static const char *text_member(const cJSON *object, const char *key) {
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(object, key);
+    return cJSON_IsString(value) ? value->valuestring : NULL;
+}
+
+/* Return 1 if the reader in C knows the chat template, or if there is none. */
+static moe_status knows_template(getter *g, const source_model *m, const char *family, int *known, moe_error *error) {
+    text_bytes data = { 0 };
+    moe_span text = { NULL, 0 };
+    cJSON *settings = NULL;
+    moe_status status = fetch_small(g, m, "chat_template.jinja", &data, error);
+    if (!status && data.length) text = (moe_span){ data.data, data.length };
+    else if (!status) {
+        status = fetch_small(g, m, "tokenizer_config.json", &data, error);
+        settings = status || !data.length ? NULL : source_json(data.data, data.length);
+        const char *found = text_member(settings, "chat_template");
+        if (found) text = (moe_span){ found, strlen(found) };
+    }
+    *known = !text.data || prompts_known(text, family);
+    cJSON_Delete(settings);
+    text_bytes_free(&data);
+    return status;
+}
+
+/* Explain why the Python converter is needed, or write "". A GGUF file is checked after the download. */
+static moe_status find_reader(getter *g, const source_model *m, char why[WHY], moe_error *error) {
+    int safetensors = 0, known = 1;
+    text_bytes data = { 0 };
+    why[0] = '\0';
+    if (m->name.kind == SOURCE_FIREFOX || *m->name.file) return MOE_OK;
+    for (size_t i = 0; i < m->n; i++)
+        safetensors |= text_ends_with(m->files[i].name, strlen(m->files[i].name), ".safetensors");
+    moe_status status = fetch_small(g, m, "config.json", &data, error);
+    if (status && fetch_status(g->net) >= 400 && fetch_status(g->net) < 500) /* the download explains it */
+        return text_bytes_free(&data), MOE_OK;
+    cJSON *config = status || !data.length ? NULL : source_json(data.data, data.length);
+    const char *family = text_member(config, "model_type");
+    if (!family) family = "unknown";
+    if (!safetensors) snprintf(why, WHY, "it has no *.safetensors");
+    else if (!decoder_family_named(family)) snprintf(why, WHY, "models of type %.40s have no reader in C", family);
+    else if (!status && !(status = knows_template(g, m, family, &known, error)) && !known)
+        snprintf(why, WHY, "its chat template is unknown here");
+    cJSON_Delete(config);
+    text_bytes_free(&data);
+    return status;
+}
+
+/* ---- 4. Fetching a model ------------------------------------------------------------------------------- */
 
 /* Return the model's origin: the page of a repository, or the index. */
 static char *origin_of(const getter *g, const source_model *m) {
@@ -289,7 +355,8 @@ static void print_metrics(const source_model *m) {
 }
 
 /* Print size, licence, source and folder of a model. */
-static void announce(const getter *g, const source_model *m, const char *folder, const char *origin) {
+static void announce(const getter *g, const source_model *m, const char *folder, const char *origin,
+                     const char *why_python) {
     int least;
     char size[32];
     const uint64_t bytes = source_bytes(m, &least);
@@ -300,8 +367,8 @@ static void announce(const getter *g, const source_model *m, const char *folder,
     if (!*m->licence || strcmp(m->licence, "other") == 0) fprintf(stderr, "; read it at %s", origin);
     fprintf(stderr, "\n  size:    %s%s, %zu files\n", least ? "at least " : "", megabytes(bytes, size), m->n);
     fprintf(stderr, "  source:  %s\n  folder:  %s\n", origin, folder);
-    if (source_needs_python(m))
-        fputs("  to use it, the Python converter is needed (tools/convert/convert.py)\n", stderr);
+    if (*why_python)
+        fprintf(stderr, "  to use it, the Python converter is needed (tools/convert/convert.py): %s\n", why_python);
     for (size_t i = 0; i < m->n && g->o->dry_run; i++) {
         const source_file *f = &m->files[i];
         const uint64_t one = f->bytes != SOURCE_UNKNOWN ? f->bytes : f->unpacked;
@@ -361,16 +428,18 @@ static moe_status fetch_locked(getter *g, const source_model *m, const char *fol
 
 static void on_converter_note(void *user, const char *message) { on_note(user, message); }
 
-/* Convert a fetched model. Return -1, or an exit status; a file that this reader does not support is left alone. */
-static int convert(getter *g, const store_model *model, const char *folder, const char *out) {
+/* Convert a fetched model. Return -1, or an exit status; a model that has no reader in C is left alone. */
+static int convert(getter *g, const store_model *model, const char *path, const char *out) {
     moe_error e;
-    const marian_files files = { .path = folder,
-                                 .licence = model->licence,
-                                 .type = MOE_TYPE_Q8,
-                                 .note = on_converter_note,
-                                 .user = g };
+    const convert_options how = { .path = path,
+                                  .licence = *model->licence ? model->licence : NULL,
+                                  .type = MOE_TYPE_KEEP,
+                                  .experts = MOE_TYPE_KEEP,
+                                  .note = on_converter_note,
+                                  .user = g };
+    if (!g->o->quiet) program_error("converting %s", model->id);
     handle_signals(0);
-    const moe_status status = marian_convert(&files, out, &e);
+    const moe_status status = convert_model(&how, out, &e);
     handle_signals(1);
     if (status && status != MOE_ERROR_UNSUPPORTED) return failed(&e);
     if (status && !g->o->quiet) program_error("%s", e.message);
@@ -379,7 +448,7 @@ static int convert(getter *g, const store_model *model, const char *folder, cons
 
 /* Print the path of a usable model: its conversion, or else its folder and the command that converts it. */
 static int report(getter *g, const source_name *name) {
-    char folder[STORE_PATH], converted[STORE_PATH];
+    char folder[STORE_PATH], converted[STORE_PATH], path[STORE_PATH + SOURCE_NAME];
     const char *types, *from = source_converter(name, &types);
     store_model there;
     moe_error e;
@@ -388,23 +457,24 @@ static int report(getter *g, const source_name *name) {
     if (store_make_parent(converted, &e)) return failed(&e);
     store_read(folder, name->id, &there);
     if (g->o->no_convert) return puts(folder), -1;
-    const int status = name->kind == SOURCE_FIREFOX ? convert(g, &there, folder, converted) : -1;
+    snprintf(path, sizeof path, "%s%s%s", folder, *name->file ? "/" : "", name->file);
+    const int status = convert(g, &there, path, converted);
     if (status >= 0) return status;
     if (access(converted, R_OK) == 0) return puts(converted), -1;
     if (!g->o->quiet)
-        fprintf(stderr, "To use it, convert it:\n  tools/convert/convert.py %s'%s%s%s' -o '%s'%s\n", from, folder,
-                *name->file ? "/" : "", name->file, converted, types);
+        fprintf(stderr, "To use it, convert it:\n  tools/convert/convert.py %s'%s' -o '%s'%s\n", from, path, converted,
+                types);
     return puts(folder), -1;
 }
 
 /* Fetch a model from the source that has it. */
 static int fetch_model(getter *g, const source_model *m) {
-    char folder[STORE_PATH], size[32], *origin = origin_of(g, m);
+    char folder[STORE_PATH], size[32], why[WHY], *origin = origin_of(g, m);
     int lock, status = -1;
     moe_error e;
     if (!origin) return text_out_of_memory(&e), failed(&e);
-    if (store_folder(m->name.id, folder, &e)) return free(origin), failed(&e);
-    announce(g, m, folder, origin);
+    if (store_folder(m->name.id, folder, &e) || find_reader(g, m, why, &e)) return free(origin), failed(&e);
+    announce(g, m, folder, origin, why);
     status = g->o->dry_run ? EXIT_DONE : accept_licence(g, m);
     if (status < 0 && store_lock(folder, &stop_signal, g->o->quiet ? NULL : on_waiting, &lock, &e)) status = failed(&e);
     else if (status < 0) {
@@ -467,7 +537,7 @@ static int get(getter *g, const char *word) {
     return not_found(g, word, names, n, &e);
 }
 
-/* ---- 4. Lists and removal ------------------------------------------------------------------------------ */
+/* ---- 5. Lists and removal ------------------------------------------------------------------------------ */
 
 /* A row of a list. `about` may be "". */
 typedef struct row {

@@ -634,8 +634,6 @@ const char *source_known_licence(const source_name *name) {
     return k ? k->licence : "";
 }
 
-int source_needs_python(const source_model *m) { return m->name.kind != SOURCE_FIREFOX; }
-
 const char *source_converter(const source_name *name, const char **options) {
     const struct known *k = known_of(name->repository);
     if (name->kind == SOURCE_FIREFOX) return *options = " --type q8", "--from marian ";

@@ -84,7 +84,6 @@ uint64_t source_bytes(const source_model *model, int *least);
 
 /* Return the licence of a known model, for repositories that do not state one, or "". */
 const char *source_known_licence(const source_name *name);
-int source_needs_python(const source_model *model); /* 1 if no reader in C converts the model */
 /* Return the command line of the Python converter for a fetched model: options before and after the input. */
 const char *source_converter(const source_name *name, const char **options);
 /* Return known models by name, for --search: NULL after the last one. */

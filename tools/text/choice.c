@@ -205,10 +205,6 @@ static int has_way(const choice *c, const char *source, const char *target) {
 /* Write the command that fetches a missing model. */
 static void write_command(const choice *c, const char *source, const char *target, char out[160]) {
     const char *from = source ? source : "en", *to = target;
-    if (c->idle) {
-        snprintf(out, 160, "a fetched model is not converted: run moe-get %.100s", c->first_idle);
-        return;
-    }
     if (source && strcmp(source, "en") != 0 && strcmp(target, "en") != 0) { /* through English? */
         if (has_way(c, source, "en")) from = "en";
         else if (has_way(c, "en", target)) to = "en";
@@ -216,6 +212,8 @@ static void write_command(const choice *c, const char *source, const char *targe
     if (!is_language(from) || !is_language(to)) snprintf(out, 160, "moe-get --search %.60s lists models", target);
     else if (strcmp(from, to) == 0) snprintf(out, 160, "moe-get XX-%s fetches a model that translates from XX", to);
     else snprintf(out, 160, "fetch one: moe-get %s-%s", from, to);
+    const size_t n = strlen(out);
+    if (c->idle) snprintf(out + n, 160 - n, " (not converted: %.80s)", c->first_idle);
 }
 
 static moe_status no_model(const choice *c, const char *source, const char *target, moe_error *error) {
