@@ -1,5 +1,8 @@
 /* moe.h - inference for Mixture-of-Experts translation models: one header, one C file.
  * Build:   cc -O2 app.c moe.c -lm -pthread
+ *          Linux, macOS, Windows (MinGW) and WebAssembly (WASI), 64 and 32 bits. Macros for smaller builds:
+ *          MOE_PORTABLE (no kernels of an instruction set), MOE_ONLY_ISA=avx2 (the kernels of one of moe_isa_names, and
+ *          portable ones), MOE_NO_WRITER (no moe_model_save and moe_model_write).
  *
  * How it works
  *   A moe_model is an open model file. A moe_session translates with a model: moe_translate pulls requests (token ids)
