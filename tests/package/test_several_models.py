@@ -202,12 +202,13 @@ def calls_can_be_cancelled():
 @test
 def files_of_other_programs_get_a_conversion_command():
     with tempfile.TemporaryDirectory() as folder:
-        pathlib.Path(folder, "model.npz").write_bytes(b"PK\3\4")
+        pathlib.Path(folder, "config.json").write_text('{"model_type": "m2m_100"}')
+        pathlib.Path(folder, "model.safetensors").write_bytes(b"")
         for given in {"path": folder}, {"models": folder}:
             try:
                 Model(**given)
             except MoeError as error:
-                assert f"convert it first: tools/convert/convert.py --from marian {folder} -o model.bin" in str(error)
+                assert f"convert it first: tools/convert/convert.py --from hf {folder} -o model.bin" in str(error)
             else:
                 raise AssertionError(f"{given} is a model")
 

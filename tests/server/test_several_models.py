@@ -167,11 +167,12 @@ def the_server_ends_while_models_are_busy():
 @test
 def files_of_other_programs_get_a_conversion_command():
     with tempfile.TemporaryDirectory() as folder:
-        pathlib.Path(folder, "model.npz").write_bytes(b"PK\3\4")
+        pathlib.Path(folder, "config.json").write_text('{"model_type": "m2m_100"}')
+        pathlib.Path(folder, "model.safetensors").write_bytes(b"")
         for option in "-m", "--models":
             found = subprocess.run([BIN / "moe-server", option, folder, "--port", "0"], capture_output=True, text=True,
                                    timeout=60)
-            wanted = f"convert it first: tools/convert/convert.py --from marian {folder} -o model.bin"
+            wanted = f"convert it first: tools/convert/convert.py --from hf {folder} -o model.bin"
             assert found.returncode in (2, 3) and wanted in found.stderr, found
 
 

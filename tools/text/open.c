@@ -339,6 +339,8 @@ static int can_convert(size_t row, moe_span data, moe_error *error) {
 static void say_command(size_t found, const char *path, size_t length, const char *file, moe_error *error) {
     static const char form[] = "; convert it first: tools/convert/convert.py --from %s %.*s%s%s -o model.bin%s";
     const char *type = foreign[found].type, *joint = *file && path[length - 1] != '/' ? "/" : "";
+    char *advice = strstr(error->message, "; the Python converter may support it"); /* the command says that */
+    if (advice) *advice = 0;
     if (strlen(error->message) + strlen(form) + length + strlen(file) + strlen(type) >= sizeof error->message)
         path = "PATH", length = 4, file = joint = "";
     say(error, form, foreign[found].layout, (int)length, path, joint, file, type);
