@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/test.h"
@@ -340,12 +341,16 @@ static moe_error refused(const char *path, int several) {
 TEST(files_of_other_programs_get_a_conversion_command) {
     char folder[] = "/tmp/moetext-XXXXXX", path[300], wanted[512];
     assert_non_null(mkdtemp(folder));
-    static const char *const names[][3] = { { "model.npz", "marian", " --type q8" },
-                                            { "model.intgemm8.bin", "marian", " --type q8" },
-                                            { "x-Q8_0.gguf", "gguf", "" },
-                                            { "lex.50.50.ende.s2t.bin", "marian", " --type q8" },
-                                            { "model.safetensors", "hf", " --type q8 --experts q4" },
-                                            { "pytorch_model.bin", "hf", " --type q8 --experts q4" } };
+    /* file, layout, options, then the problems that C's converter finds in the folder and in the file; NULL if it does
+     * not read them, so that the message contains the command */
+    static const char *const names[][5] = {
+        { "model.npz", "marian", " --type q8", "found 0 vocabularies", "found 0 vocabularies" },
+        { "model.intgemm8.bin", "marian", " --type q8", "found 0 vocabularies", "found 0 vocabularies" },
+        { "x-Q8_0.gguf", "gguf", "", " keys: damaged", " keys: damaged" },
+        { "lex.50.50.ende.s2t.bin", "marian", " --type q8", "contains no Marian model", NULL },
+        { "model.safetensors", "hf", " --type q8 --experts q4", NULL, NULL },
+        { "pytorch_model.bin", "hf", " --type q8 --experts q4", NULL, NULL }
+    };
     static const char *const begins[] = { "PK\3\4", "\1\0\0\0\0\0\0", GGUF_OF("llama"), "", "", "" };
     static const size_t begin_sizes[] = { 4, 8, sizeof GGUF_OF("llama") - 1, 0, 0, 0 };
     char config[300];
@@ -362,21 +367,27 @@ TEST(files_of_other_programs_get_a_conversion_command) {
         const char *of_folder = strcmp(names[i][1], "gguf") == 0 ? path : folder;
         snprintf(wanted, sizeof wanted, "; convert it first: tools/convert/convert.py --from %s %s", names[i][1],
                  of_folder);
-        assert_non_null(strstr(refused(folder, 1).message, wanted)); /* the message names the folder or a file in it */
+        for (int several = 0; several < 2; several++) /* the message names the folder or a file in it */
+            assert_non_null(strstr(refused(folder, several).message, names[i][3] ? names[i][3] : wanted));
         snprintf(wanted + strlen(wanted), sizeof wanted - strlen(wanted), " -o model.bin%s", names[i][2]);
-        assert_string_equal(strchr(refused(folder, 0).message, ';'), wanted);
+        if (!names[i][3]) assert_string_equal(strchr(refused(folder, 0).message, ';'), wanted);
         snprintf(wanted, sizeof wanted,
                  "offset 0: not a moe model file: it does not start with MOEMODEL; convert it first: "
                  "tools/convert/convert.py --from %s %s -o model.bin%s",
                  names[i][1], i < 3 ? path : folder, names[i][2]);
-        assert_non_null(strstr(refused(path, 1).message, wanted));
-        assert_non_null(strstr(refused(path, 0).message, strchr(wanted, ';')));
+        if (!strstr(refused(path, 1).message, names[i][4] ? names[i][4] : wanted))
+            fail_msg("%s", refused(path, 1).message);
+        assert_non_null(strstr(refused(path, 0).message, names[i][4] ? names[i][4] : strchr(wanted, ';')));
         unlink(path);
     }
-    snprintf(path, sizeof path, "%s/%0140d.npz", folder, 0); /* a path too long for the message */
-    write_file(path, "PK: no model");
-    assert_non_null(strstr(refused(path, 0).message, "--from marian PATH -o model.bin --type q8"));
-    unlink(path);
+    char inner[400], inner_config[400];
+    snprintf(path, sizeof path, "%s/%0140d", folder, 0); /* a path too long for the message */
+    snprintf(inner, sizeof inner, "%s/pytorch_model.bin", path);
+    snprintf(inner_config, sizeof inner_config, "%s/config.json", path);
+    assert_int_equal(mkdir(path, 0700), 0);
+    write_file(inner, "x"), write_file(inner_config, "{\"model_type\": \"marian\"}");
+    assert_non_null(strstr(refused(inner, 0).message, "--from hf PATH -o model.bin --type q8"));
+    unlink(inner), unlink(inner_config), rmdir(path);
     static const char *const decoder[] = { "chat_template.jinja", "model.safetensors" };
     for (int i = 0; i < 2; i++) snprintf(path, sizeof path, "%s/%s", folder, decoder[i]), write_file(path, "x");
     snprintf(wanted, sizeof wanted, "; convert it first: tools/convert/convert.py --from hf %s -o model.bin", folder);
@@ -399,9 +410,9 @@ TEST(files_that_cannot_be_converted_are_reported_instead) {
         { "pytorch_model.bin", POINTER, "{\"model_type\": \"marian\"}", "Git LFS pointer", sizeof POINTER - 1 },
         { "model.bin", POINTER, NULL, "Git LFS pointer", sizeof POINTER - 1 },
         { "x.gguf", "<html>", NULL, "not a valid .gguf file", 6 },
-        { "x.gguf", "GGUF\3", NULL, "without general.architecture in its header", 5 },
-        { "x.gguf", GGUF_OF("gemma"), NULL, "its general.architecture gemma: expected", sizeof GGUF_OF("gemma") - 1 },
-        { "x.npz", "text", NULL, "not a valid .npz file", 4 }
+        { "x.gguf", "GGUF\3", NULL, "file ends within the version", 5 },
+        { "x.gguf", GGUF_OF("gemma"), NULL, " keys: damaged", sizeof GGUF_OF("gemma") - 1 },
+        { "x.npz", "text", NULL, "found 0 vocabularies", 4 }
     };
     char folder[] = "/tmp/moetext-XXXXXX", path[300], config[300];
     assert_non_null(mkdtemp(folder));
@@ -411,8 +422,7 @@ TEST(files_that_cannot_be_converted_are_reported_instead) {
         write_begun(path, cases[i].text, cases[i].size, "");
         if (cases[i].config) write_file(config, cases[i].config);
         const moe_error e = refused(path, 1);
-        assert_non_null(strstr(e.message, cases[i].wanted));
-        assert_null(strstr(e.message, "convert.py"));
+        if (!strstr(e.message, cases[i].wanted) || strstr(e.message, "convert.py")) fail_msg("%zu: %s", i, e.message);
         unlink(path), unlink(config);
     }
     rmdir(folder);

@@ -65,6 +65,7 @@ class Options(CallOptions, total=False):
     source: "str | None"
     verify: "bool | int | None"
     copy: "bool | int | None"
+    cache: "bool | int | None"
     form: "Literal['text', 'pieces', 'ids', 'raw-ids'] | None"
     kind: "Literal['translation', 'language'] | None"
     routing: "bool | int | None"
