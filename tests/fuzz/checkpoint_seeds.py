@@ -5,6 +5,7 @@ import tempfile
 import make_decoder as make
 import make_gguf
 import numpy as np
+from marian_damage import packed_folder
 
 NAMES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
          "chat_template.jinja", "model.safetensors", "model.safetensors.index.json", "model-00001-of-00002.safetensors",
@@ -15,19 +16,8 @@ SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "nu
 TOKENISERS = {"hy_v3": "A", "hunyuan_v1_dense": "A", "qwen3_moe": "C", "llama": "smollm"}
 
 
-def packed_folder(at):
-    """Return the files of a folder as one input."""
-    out = b""
-    for number, name in enumerate(NAMES):
-        if os.path.exists(f"{at}/{name}"):
-            with open(f"{at}/{name}", "rb") as file:
-                data = file.read()
-            out += bytes([number]) + len(data).to_bytes(3, "little") + data
-    return out
-
-
 def write(made, name, at):
-    data = packed_folder(at)
+    data = packed_folder(at, NAMES)
     with open(f"{made}/{name}", "wb") as file:
         file.write(data)
 

@@ -3,9 +3,11 @@
 #ifndef FUZZ_FOLDER_H
 #define FUZZ_FOLDER_H
 
+#include "moe.h"
 #include "tests/fuzz/fuzz.h"
 
 #include <dirent.h>
+#include <sys/stat.h>
 
 /* Return the number of entries in a folder. */
 static inline size_t fuzz_files_in(const char *folder) {
@@ -61,6 +63,29 @@ static inline void fuzz_write_folder(const uint8_t *data, size_t size, const cha
         write(which, fuzz_path(name), data + at + 4, bytes);
         at = end;
     }
+}
+
+/* The folder of the input, and the file that a conversion writes to a folder of its own. */
+static char fuzz_in[128], fuzz_out_folder[128], fuzz_converted[160];
+
+static inline void fuzz_make_folders(void) {
+    fuzz_make_folder();
+    snprintf(fuzz_in, sizeof fuzz_in, "%s", fuzz_path("in"));
+    snprintf(fuzz_out_folder, sizeof fuzz_out_folder, "%s", fuzz_path("out"));
+    snprintf(fuzz_converted, sizeof fuzz_converted, "%s/model.bin", fuzz_out_folder);
+    if (mkdir(fuzz_in, 0700) || mkdir(fuzz_out_folder, 0700)) abort();
+}
+
+/* Check that a conversion has written a file which the engine opens, or nothing and a message. */
+static inline void fuzz_check_conversion(moe_status status, moe_error *e) {
+    const size_t files = fuzz_files_in(fuzz_out_folder) - 2;
+    FUZZ_CHECK(files == (status == MOE_OK), "status %d and %zu files", status, files);
+    FUZZ_CHECK(!status || (e->code == status && e->message[0]), "no message for status %d", status);
+    if (status != MOE_OK) return;
+    moe_model *model = NULL;
+    const moe_status opened = moe_model_open(fuzz_converted, NULL, &model, e);
+    FUZZ_CHECK(opened == MOE_OK, "the engine rejects the file: %s", e->message);
+    moe_model_close(model);
 }
 
 #endif

@@ -478,10 +478,10 @@ NAMES = ("model.bin", "vocab.enpt.spm", "lex.s2t.bin", "decoder.yml", "vocab.yml
          "srcvocab.enpt.spm.gz", "trgvocab.spm", "srcvocab.yml", "trgvocab.yml", "source.spm", "target.spm")
 
 
-def packed_folder(at):
+def packed_folder(at, names=NAMES):
     """Return the files of a folder as one input; names[2] of fuzz_marian.c is lex.enpt.s2t.bin."""
     out = b""
-    for number, name in enumerate(NAMES):
+    for number, name in enumerate(names):
         if os.path.exists(f"{at}/{name}"):
             with open(f"{at}/{name}", "rb") as file:
                 data = file.read()
