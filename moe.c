@@ -121,7 +121,7 @@
 
 #if MOE_HOST
 
-/* The operating system: Windows, WebAssembly (WASI and Emscripten), else POSIX. */
+/* The operating system: Windows, WebAssembly (WASI), else POSIX. */
 #if defined(_WIN32)
 #define MOE_WINDOWS 1
 #define __USE_MINGW_ANSI_STDIO 1 /* %zu */
@@ -373,7 +373,7 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
 
 /* ==== 4. Platform =============================================================================================
  * All calls to the operating system except those of C and of POSIX threads. There are variants for POSIX, Windows and
- * WebAssembly (WASI and Emscripten). Paths are UTF-8. Invariant: later sections contain no code for a single system. */
+ * WebAssembly (WASI). Paths are UTF-8. Invariant: later sections contain no code for a single system. */
 
 static uint64_t moe_nanoseconds(void) {
     struct timespec now = { 0, 0 };
