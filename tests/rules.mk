@@ -5,7 +5,8 @@
 # make test-transformers   compare converted models with PyTorch and transformers
 # make test-spark      test the Python package in a local Spark, with a killed worker (600 MB)
 # make test-mpi        test moe-translate as 2 to 4 processes, with a killed one (requires OpenMPI)
-# make test-targets    compile for 32 bits, RISC-V, musl, Windows and WebAssembly; run models there
+# make test-hashes     compile for 32 bits and static musl: same results as here; the fuzzer's seeds (a minute)
+# make test-targets    the same for ARM, RISC-V, Windows and WebAssembly
 # make test-arm        compile for AArch64; run kernels and whole models under qemu (SLOW=: all rounds)
 # make bench           build moe-bench and moe-make-random, which measure speed (tests/bench/README.md)
 # make check           check the C sources: exported names, tables of contents, layout
@@ -19,8 +20,8 @@
 # tests/gate           run parts of both gates by name (tests/gate --help)
 # tests/cuda/gpu-check     on a machine with a GPU: a table of bytes, races and speed of the CUDA build
 
-.PHONY: bench test test-all test-transformers test-long test-fresh test-arm test-targets test-spark test-mpi check asan tsan \
-	valgrind c-suites coverage tidy fuzz fuzz-coverage
+.PHONY: bench test test-all test-transformers test-long test-fresh test-arm test-hashes test-targets test-spark \
+	test-mpi check asan tsan valgrind c-suites coverage tidy fuzz fuzz-coverage
 
 vpath %.c tests/engine tests/text tests/get tests/convert tests/programs tests/cuda tests/cross tests/fuzz tests/bench
 
@@ -321,6 +322,13 @@ test-arm: $(addprefix $(BUILD)/,arm-test_kernels arm-translate_ids translate_ids
 	    "python3 tests/cross/translations.py $(BUILD)/translate_ids $(BUILD)/arm-translate_ids" \
 	    $(foreach cpu,max neoverse-n1 cortex-a53,"qemu-aarch64 -cpu $(cpu) $(BUILD)/arm-test_kernels")
 
-# The same for other targets: engine only, portable kernels or one instruction set.
-test-targets: $(BUILD)/translate_ids $(BUILD)/.deps-targets
-	@.venv/bin/python tests/cross/targets.py $(BUILD)
+# Other targets, engine only: they must give the results of tests/golden/hashes.txt.
+build/cross/en-pt.bin: $(BUILD)/convert_marian | $(BUILD)/.deps-hashes
+	tests/python tests/cross/targets.py --model
+
+run_targets = MOE_TEST_TIMEOUT=1800 $(RUN_SUITES) $(foreach target,$(1),"tests/python tests/cross/targets.py $(target)")
+test-hashes: $(BUILD)/translate_ids $(BUILD)/seeds $(BIN)/moe-translate build/cross/en-pt.bin
+	@$(call run_targets,i386 x86_64-musl fuzz-i386 here)
+
+test-targets: $(BUILD)/translate_ids build/cross/en-pt.bin | $(BUILD)/.deps-targets
+	@$(call run_targets,riscv64 armhf aarch64-musl windows wasi)

@@ -1,21 +1,28 @@
 #!/usr/bin/env python3
-"""Test that moe.c gives the same results on other targets as on this machine.
+"""Test that other targets give the results that tests/golden/hashes.txt records.
 
-Usage: .venv/bin/python tests/cross/targets.py BUILD [TARGET]...
+Usage: tests/python tests/cross/targets.py TARGET...    (make test-hashes, make test-targets)
+       tests/python tests/cross/targets.py --write
+       tests/python tests/cross/targets.py --model
 
-Compiles README's example with ids and tests/cross/translate_ids.c for 32-bit x86 and ARM, RISC-V, AArch64 and x86-64
-with musl, Windows and WebAssembly (WASI), and runs them with qemu, wine and node. BUILD is the folder of translate_ids
-for this machine. Requires `tools/install-deps --targets`.
+Compiles tests/cross/translate_ids.c and README's example with ids for each TARGET and runs them with qemu, wine or
+node. `here` is this machine's build, in the folders BUILD and BIN. Targets with the text library also translate the
+texts. Target `fuzz-i386` runs the seeds of fuzz_model on 32-bit x86. --model converts en-pt, a published model from
+PyPI. --write records the results of this machine, and the ids of tests/golden/sentences.tsv.
 """
+import functools
+import glob
+import hashlib
 import os
 import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-from suite import Suite
-
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path[:0] = [os.path.join(ROOT, "tests"), os.path.join(ROOT, "tests/convert"), os.path.join(ROOT, "tools/python")]
+import converting  # noqa: E402
+from suite import Suite  # noqa: E402
+
 ZIG = [sys.executable, "-m", "ziglang", "cc", "-target"]
 MINGW = ["x86_64-w64-mingw32-gcc-posix", "-static"]
 PORTABLE = ["-DMOE_PORTABLE"]
@@ -28,35 +35,149 @@ TARGETS = {  # compiler, flags, emulator
     "windows": (MINGW, PORTABLE, ["wine64"]),
     "wasi": ([*ZIG, "wasm32-wasi"], PORTABLE, ["node", "--no-warnings", "tests/cross/wasi.mjs"]),
 }
-SHIPPED = "models/en-de-fr-es.bin"
-SMALL = ["tests/golden/model-base.bin" + form for form in ("", "=q8", "=q4", "=bf16")]
-BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
+HASHES, SENTENCES = "tests/golden/hashes.txt", "tests/golden/sentences.tsv"
+SHIPPED, EN_PT = "models/en-de-fr-es.bin", "build/cross/en-pt.bin"
+FUZZ = "build/cross/fuzz-seeds"
+BUILD, BIN = os.environ.get("BUILD", "build"), os.environ.get("BIN", ".")
 test = Suite()
 
 
-def output(command, **more):
+def output(command, text=None):
     """Run a command; return the lines of its output without the line that names the kernels."""
     environment = {**os.environ, "WINEDEBUG": "-all", "PATH": os.environ["PATH"] + ":/usr/lib/wine"}
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200, env=environment, **more)
-    assert run.returncode == 0, (command, run.stdout[-500:], run.stderr[-500:])
+    run = subprocess.run(command, input=text, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=1200,
+                         env=environment)
+    assert run.returncode == 0, (command, run.returncode, run.stdout[-500:], run.stderr[-500:])
     return [line.rstrip() for line in run.stdout.splitlines() if not line.startswith("kernels: ")]
 
 
-def same_on(name):
+# ---- Cases ----
+
+@functools.cache
+def sentences(model):
+    """Return the lines of SENTENCES of a model: [(target, ids, text)]."""
+    with open(os.path.join(ROOT, SENTENCES), encoding="utf-8") as file:
+        rows = [line.rstrip("\n").split("\t") for line in file]
+    return [row[1:] for row in rows if row[0] == os.path.basename(model).removesuffix(".bin")]
+
+
+@functools.cache
+def cases():
+    """Return {name: models} for translate_ids."""
+    golden = sorted(path.removeprefix(ROOT + "/") for path in glob.glob(ROOT + "/tests/golden/*.bin")
+                    if not path.endswith((".expect.bin", "/ops.bin")))
+    golden += ["tests/golden/model-base.bin=" + form for form in ("q8", "q4", "bf16")]
+    return {"golden ids": [*golden, "models/lm-en.bin", "models/digits.bin"],
+            "README ids": [f"{SHIPPED}@{SENTENCES}"], "en-pt ids": [f"{EN_PT}@{SENTENCES}"]}
+
+
+def ids(command, case):
+    return output([*command, "auto", "7", "1", *cases()[case]])
+
+
+def texts(command, model):
+    """Return the translations that a moe-translate writes for a model's sentences."""
+    translated = []
+    for target in dict.fromkeys(row[0] for row in sentences(model)):
+        lines = [row[2] + "\n" for row in sentences(model) if row[0] == target]
+        got = output([*command, "-q", "-m", model, *(["-t", target] if target != "-" else [])], "".join(lines))
+        assert len(got) == len(lines), (len(got), len(lines))
+        translated += got
+    return translated
+
+
+def hashed(lines):
+    return hashlib.sha256("".join(line + "\n" for line in lines).encode()).hexdigest()
+
+
+@functools.cache
+def here(case):
+    """Return this machine's results, to show what differs."""
+    if case == "en-pt file":
+        with open(os.path.join(ROOT, EN_PT), "rb") as file:
+            return [hashlib.file_digest(file, "sha256").hexdigest()]
+    if case.endswith(" text"):
+        return texts([os.path.join(BIN, "moe-translate")], SHIPPED if case.startswith("README") else EN_PT)
+    return ids([os.path.join(BUILD, "translate_ids")], case)
+
+
+@functools.cache
+def recorded():
+    with open(os.path.join(ROOT, HASHES), encoding="utf-8") as file:
+        return {name: value for value, name in (line.rstrip("\n").split("  ") for line in file)}
+
+
+def check(case, lines):
+    if hashed(lines) != recorded()[case]:
+        other = here(case) if hashed(here(case)) == recorded()[case] else []
+        raise AssertionError((case, len(lines), next(((a, b) for a, b in zip(lines, other) if a != b), lines[:3])))
+
+
+def make_model():
+    os.makedirs(os.path.join(ROOT, os.path.dirname(EN_PT)), exist_ok=True)
+    converted = output([os.path.join(BUILD, "convert_marian"), "q8", converting.student("enpt"), EN_PT])
+    return 0 if converted[-1] == "ok" else converted
+
+
+def write():
+    from moe_translate import Translator
+    with open(os.path.join(ROOT, SENTENCES), encoding="utf-8") as file:
+        rows = [line.rstrip("\n").split("\t") for line in file]
+    for name, model in ("en-de-fr-es", SHIPPED), ("en-pt", EN_PT):
+        with Translator(os.path.join(ROOT, model), target=next(x[1] for x in rows if x[0] == name)) as translator:
+            for row in (x for x in rows if x[0] == name):
+                row[2] = " ".join(map(str, translator.model.encode(row[3])))
+    with open(os.path.join(ROOT, SENTENCES), "w", encoding="utf-8") as file:
+        file.writelines("\t".join(row) + "\n" for row in rows)
+    with open(os.path.join(ROOT, HASHES), "w", encoding="utf-8") as file:
+        file.writelines(f"{hashed(here(case))}  {case}\n" for case in
+                        ("en-pt file", *cases(), "README text", "en-pt text"))
+
+
+# ---- Targets ----
+
+def same_here():
+    for case in recorded():
+        check(case, here(case))
+
+
+def runs_here(program):
+    """Return whether the kernel runs a program without an emulator. x86-64 usually runs 32-bit x86."""
+    try:
+        return subprocess.run([program], capture_output=True).returncode >= 0
+    except OSError:
+        return False
+
+
+def build(name, folder, *programs, engine=None):
+    """Compile programs for a target with moe.c, or a source that includes it; return the commands that run them."""
     compiler, flags, emulator = TARGETS[name]
+    compiler = [*compiler, "-std=c11", "-O2", *flags, "-I."]
+    compiled, commands = os.path.join(folder, "engine.o"), []
+    output([*compiler, "-c", engine or "moe.c", "-o", compiled])
+    for source in programs:
+        program = os.path.join(folder, os.path.basename(source) + (".exe" if name == "windows" else ".program"))
+        output([*compiler, source, compiled, "-lm", "-pthread", "-o", program])
+        commands.append([program] if name == "i386" and runs_here(program) else [*emulator, program])
+    return commands
+
+
+def same_on(name):
     with tempfile.TemporaryDirectory() as folder:
-        for source, arguments in (("tools/text/examples/ids.c", [SHIPPED, "de"]),
-                                  ("tests/cross/translate_ids.c", ["auto", "7", "1", *SMALL])):
-            program = os.path.join(folder, "program.exe" if name == "windows" else "program")
-            output([*compiler, "-std=c11", "-O2", *flags, "-I.", source, "moe.c", "-lm", "-pthread", "-o", program])
-            if source.startswith("tools"):
-                wanted = [line.strip() for line in open(os.path.join(ROOT, "README.md"), encoding="utf-8")
-                          if line.startswith("1747 392 ")]
-            else:
-                wanted = output([os.path.join(BUILD, "translate_ids"), "portable", "7", "1", *SMALL])
-                assert len(wanted) == 48 * len(SMALL), len(wanted)
-            got = output([*emulator, program, *arguments])
-            assert got == wanted, (source, got[:3], wanted[:3])
+        example, translate = build(name, folder, "tools/text/examples/ids.c", "tests/cross/translate_ids.c")
+        with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+            wanted = [line.strip() for line in file if line.startswith("1747 392 ")]
+        assert output([*example, SHIPPED, "de"]) == wanted != []
+        for case in cases():
+            check(case, ids(translate, case))
+
+
+def fuzz_seeds_on_i386():
+    os.makedirs(os.path.join(ROOT, FUZZ), exist_ok=True)
+    output([os.path.join(BUILD, "seeds"), FUZZ])
+    with tempfile.TemporaryDirectory() as folder:
+        replay, = build("i386", folder, "tests/fuzz/replay.c", engine="tests/fuzz/fuzz_model.c")
+        print(*output([*replay, "-mutations=20", FUZZ]), sep="\n")
 
 
 def add(name):
@@ -66,8 +187,14 @@ def add(name):
     test(function)
 
 
-for target in TARGETS:
-    if not sys.argv[2:] or target in sys.argv[2:]:
-        add(target)
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--model"]:
+        sys.exit(make_model())
+    if sys.argv[1:] == ["--write"]:
+        sys.exit(write())
+    for target in sys.argv[1:]:
+        if target in TARGETS:
+            add(target)
+        else:
+            test({"here": same_here, "fuzz-i386": fuzz_seeds_on_i386}[target])
     sys.exit(test.run())
