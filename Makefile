@@ -43,12 +43,12 @@ WARN     = -Wall -Wextra -Wpedantic -Wconversion -Wshadow
 # and moetext.h declare.
 COMMON   = $(WARN) $(WERROR) -I. $(SYSTEM) $(CFLAGS) $(HARDEN) -ffp-contract=off -fPIC -fvisibility=hidden -pthread \
 	   -MMD -MP $(EXTRA)
-C_FLAGS  = -std=c11 $(COMMON) $(SPEED)
+C_FLAGS  = -std=c11 $(COMMON) $(POSIX) $(SPEED)
 CXX_FLAGS = -std=c++17 $(COMMON)
 LINK     = $(CXX) $(EXTRA) $(LDFLAGS) $(HARDEN_LINK) -pthread $(filter %.o,$^) $(filter %.a,$^)
-TEXT_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lpcre2-8 -lexttextcat-2.0 -lutf8proc -lz -lm $(CUDA_LIBS)
+TEXT_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lpcre2-8 -lexttextcat-2.0 -lutf8proc -lz -lm $(CUDA_LIBS) $(END_LIBS)
 
-# HARDEN and HARDEN_LINK, Homebrew, names and flags of shared libraries; MPI=1.
+# HARDEN and HARDEN_LINK, Homebrew, Windows, names and flags of shared libraries; MPI=1.
 include tools/platform.mk tools/mpi.mk
 
 MOE_OBJECTS = $(BUILD)/moe.o
@@ -61,8 +61,8 @@ VERSION := $(shell sed -n 's/^\#define MOE_VERSION "\(.*\)"/\1/p' moe.h)
 # Until 1.0 every minor version may change structs, so the soname has 0.MINOR, later MAJOR.
 SONUMBER = $(patsubst 0,0.$(word 2,$(subst ., ,$(VERSION))),$(firstword $(subst ., ,$(VERSION))))
 SHARED_LIBRARIES = $(foreach l,libmoe libmoetext,$(BIN)/$(call shared_name,$(l)))
-TEXT_PROGRAMS = $(addprefix $(BIN)/moe-,translate score classify info quantize calibrate prune routing align)
-PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server $(BIN)/moe-get
+TEXT_PROGRAMS = $(patsubst %,$(BIN)/moe-%$(EXE),translate score classify info quantize calibrate prune routing align)
+PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server$(EXE) $(BIN)/moe-get$(EXE)
 PYTHON_PROGRAMS = $(BIN)/moe-documents $(BIN)/moe-evaluate
 
 # ---- Build ---------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ $(BUILD)/.deps-%: tools/install-deps $(BUILD)/.compilers
 	@touch $@
 
 # -MMD writes each object's headers to a .d file.
-vpath %.c . tools/programs tools/server tools/text tools/convert tools/get
+vpath %.c . tools/programs tools/server tools/text tools/convert tools/get tools/windows
 vpath %.cc tools/text
 -include $(wildcard $(BUILD)/*.d)
 
@@ -104,6 +104,7 @@ $(BUILD)/%.o: %.c $(BUILD)/.flags | $(BUILD)/.deps-build
 $(BUILD)/%.o: %.cc $(BUILD)/.flags | $(BUILD)/.deps-build
 	$(CXX) $(CXX_FLAGS) -c $< -o $@
 
+$(BUILD)/moe.o: POSIX =
 $(BUILD)/moe.o $(BUILD)/moe-with-cuda.o: SPEED = $(if $(findstring -O,$(EXTRA)),,-O3)
 
 $(BUILD)/moe-with-cuda.o: moe.c $(BUILD)/.flags | $(BUILD)/.deps-build
@@ -147,7 +148,7 @@ CONVERT_OBJECTS = $(addprefix $(BUILD)/,convert.o making.o marian.o marian_bin.o
 TEXT_OBJECTS = $(addprefix $(BUILD)/,choice.o moetext.o several.o models.o places.o settings.o memory.o align.o \
 	detect.o html.o words.o stream.o guarded.o prompted.o jobs.o attempt.o open.o text.o sentences.o lost.o quotes.o \
 	spans.o marks.o messages.o glossary.o heading.o plurals.o terms.o protect.o prompt.o suspicion.o rows.o spm.o bpe.o bytes.o \
-	published.o) $(CONVERT_OBJECTS)
+	published.o $(POSIX_OBJECTS)) $(CONVERT_OBJECTS)
 
 # One object whose internal symbols are local. $(LD), not $(CC): EXTRA may contain sanitizers.
 $(BUILD)/libmoetext.o: $(TEXT_OBJECTS)
@@ -183,17 +184,17 @@ $(BUILD)/libtext.a: $(addprefix $(BUILD)/,console.o program.o lines.o options.o 
 	rm -f $@
 	$(AR) rcs $@ $^
 
-$(TEXT_PROGRAMS): $(BIN)/%: $(BUILD)/%.o $(BUILD)/libtext.a $(LIBRARY)
+$(TEXT_PROGRAMS): $(BIN)/%$(EXE): $(BUILD)/%.o $(BUILD)/libtext.a $(START) $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -o $@
 
 # The files of moe-server, except its main.
 SERVER_OBJECTS = $(patsubst tools/server/%.c,$(BUILD)/%.o,$(filter-out %/moe-server.c,$(wildcard tools/server/*.c)))
-$(BIN)/moe-server: $(BUILD)/moe-server.o $(SERVER_OBJECTS) $(addprefix $(BUILD)/,console.o options.o json.o) \
-    $(TEXT_OBJECTS) $(LIBRARY)
+$(BIN)/moe-server$(EXE): $(BUILD)/moe-server.o $(SERVER_OBJECTS) $(addprefix $(BUILD)/,console.o options.o json.o) \
+    $(TEXT_OBJECTS) $(START) $(LIBRARY)
 	$(LINK) -lmicrohttpd $(TEXT_LIBS) -o $@
 
 GET_OBJECTS = $(addprefix $(BUILD)/,fetch.o sources.o store.o)
-$(BIN)/moe-get: $(BUILD)/moe-get.o $(GET_OBJECTS) $(BUILD)/libtext.a $(LIBRARY)
+$(BIN)/moe-get$(EXE): $(BUILD)/moe-get.o $(GET_OBJECTS) $(BUILD)/libtext.a $(START) $(LIBRARY)
 	$(LINK) -lcurl $(TEXT_LIBS) -o $@
 
 # Programs of the Python package.

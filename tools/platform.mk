@@ -20,6 +20,21 @@ SYSTEM = -isystem $(BREW)/include
 SYSTEM_LIBS = -L$(BREW)/lib
 endif
 
+# Windows: tools/ uses POSIX's functions, which tools/windows provides. MinGW's gcc aligns the stack to 16 bytes only, so
+# the assembler must not use instructions that require more.
+WINDOWS ?= $(findstring mingw,$(CC))
+ifneq ($(WINDOWS),)
+EXE = .exe
+POSIX = -std=gnu11 -Itools/windows -include tools/windows/posix.h -DPCRE2_STATIC -DUTF8PROC_STATIC -DCURL_STATICLIB
+POSIX_OBJECTS = posix.o
+START = $(BUILD)/start.o
+HARDEN =
+HARDEN_LINK =
+WARN += -Wno-float-conversion -Wa,-muse-unaligned-vector-move
+LINK += -municode -static
+END_LIBS = -lws2_32 -lbcrypt -lcrypt32 -ladvapi32
+endif
+
 # $(call shared_name,NAME,NUMBER): the file name of a shared library. $(call SHARED,NAME): its linker flags.
 ifeq ($(shell uname -s),Darwin)
 shared_name = $(1)$(2:%=.%).dylib

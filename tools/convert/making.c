@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/convert/making.h"
+#include "tools/text/system.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -84,7 +85,8 @@ void *making_keep(making *m, const void *data, size_t bytes) {
 char *making_join(making *m, const char *folder, const char *name) {
     const size_t length = strlen(folder), bytes = length + 1 + strlen(name);
     char *path = making_keep(m, NULL, bytes);
-    if (path) snprintf(path, bytes + 1, "%s%s%s", folder, length && folder[length - 1] == '/' ? "" : "/", name);
+    const int ends = length && strchr(SYSTEM_SEPARATORS, folder[length - 1]);
+    if (path) snprintf(path, bytes + 1, "%s%s%s", folder, ends ? "" : "/", name);
     return path;
 }
 
@@ -93,9 +95,10 @@ static char *last_component(making *m, const char *path) {
     char here[4096];
     text_bytes whole = { 0 };
     size_t skipped = 0;
-    if (path[0] != '/' && getcwd(here, sizeof here)) text_append_string(&whole, here);
+    if (!system_is_absolute(path) && getcwd(here, sizeof here)) text_append_string(&whole, here);
     text_append_string(&whole, "/");
     text_append_string(&whole, path);
+    if (!whole.failed) system_use_slashes(whole.data);
     char *found = NULL;
     for (size_t end = whole.failed ? 0 : whole.length; end && !found && !m->status;) {
         size_t begin = end;
@@ -189,7 +192,7 @@ static uint64_t tensor_bytes(const moe_tensor_spec *t, int gated) {
 
 /* Check that the folder of the file has room for it. */
 static int check_disk(making *m, uint64_t bytes) {
-    const char *slash = strrchr(m->out, '/');
+    const char *slash = system_slash(m->out);
     char *folder = slash ? making_keep(m, m->out, (size_t)(slash - m->out) + 1) : making_keep(m, ".", 1);
     struct statvfs disk;
     if (!folder || statvfs(folder, &disk) != 0) return folder != NULL;

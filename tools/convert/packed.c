@@ -3,6 +3,7 @@
 
 #include "tools/convert/packed.h"
 #include "tools/get/sha256.h"
+#include "tools/text/system.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -18,10 +19,7 @@
 
 enum { EXPANSION = 16, ALWAYS = 1 << 20, BLOCK = 1 << 16 };
 
-const char *packed_base(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
+const char *packed_base(const char *path) { return system_name(path); }
 
 static moe_status cannot(const char *verb, const char *path, moe_error *error) {
     return text_fail(error, MOE_ERROR_IO, packed_base(path), "cannot %s %.160s: %s", verb, path, strerror(errno));

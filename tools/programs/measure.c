@@ -4,6 +4,7 @@
 
 #include "tools/programs/measure.h"
 #include "tools/text/jobs.h"
+#include "tools/text/system.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -124,8 +125,7 @@ moe_status measure_loss(const text_front *in, const char *out, const char *sampl
                 (!p->output[0].length ||
                  !memcmp(p->output[0].data, p->output[1].data, p->output[0].length * sizeof(int32_t)));
     }
-    const char *base = strrchr(sample_path, '/') ? strrchr(sample_path, '/') + 1 : sample_path,
-               *type = main_type(in->model);
+    const char *base = system_name(sample_path), *type = main_type(in->model);
     const moe_meta_entry entries[] = {
         { .key = "quality.sample", .kind = MOE_META_TEXT, .text = { base, strlen(base) } },
         { .key = "quality.sentences", .kind = MOE_META_INT, .integer = (int64_t)count },

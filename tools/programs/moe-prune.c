@@ -18,6 +18,7 @@
 #include "tools/programs/calibration.h"
 #include "tools/programs/measure.h"
 #include "tools/programs/ranking.h"
+#include "tools/text/system.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -389,7 +390,7 @@ static moe_status keep_by_list(plan *p, const char *path, moe_error *e) {
     for (size_t i = 0; i < p->n_pairs && cJSON_IsObject(lists) && !status; i++)
         status = keep_of_pair(p, lists, &p->pairs[i], e);
     cJSON_Delete(lists);
-    const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    const char *base = system_name(path);
     text_append_string(&p->by, "list ");
     text_append_clean(&p->by, base, strlen(base));
     return status;
@@ -595,7 +596,7 @@ static moe_status keep_by_sample(plan *p, moe_error *e) {
                                    p->mixtures[m].about.layer);
             else status = keep_best(&p->mixtures[m], &v.of[m].each[i], by, share_of(p, &p->mixtures[m]), e);
     free_survey(&v);
-    const char *path = p->options->sample, *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    const char *path = p->options->sample, *base = system_name(path);
     static const char *const words[RANKS] = { "first choices", "sum of weights", "weight times size of output" };
     text_printf(&p->by, "%s in %zu lines of ", words[by], p->text.sample.count - passes_left_out(&p->text));
     text_append_clean(&p->by, base, strlen(base));

@@ -4,6 +4,7 @@
 
 #include "tools/programs/output.h"
 #include "tools/text/bytes.h"
+#include "tools/text/system.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -95,7 +96,7 @@ static int signal_waits(const sigset_t *held) {
 /* Create the temporary file in the target's folder, with the permissions of the replaced file (`old`), if any. On
  * failure return 0 and set errno. */
 static int create_temporary(output_file *f, const struct stat *old) {
-    const char *slash = strrchr(f->target, '/');
+    const char *slash = system_slash(f->target);
     const int folder = slash ? (int)(slash + 1 - f->target) : 0;
     for (int tries = 0; tries < 1000 && f->fd < 0; tries++) {
         struct timespec now = { 0, 0 };
@@ -113,7 +114,7 @@ static int create_temporary(output_file *f, const struct stat *old) {
 }
 
 void output_reason(const char *path, int number, char out[OUTPUT_REASON]) {
-    const char *slash = strrchr(path, '/');
+    const char *slash = system_slash(path);
     char folder[OUTPUT_REASON] = "";
     if (slash) snprintf(folder, sizeof folder, "%.*s", (int)(slash - path), path);
     if (number == ENOENT && *folder && access(folder, F_OK) != 0)

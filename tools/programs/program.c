@@ -239,12 +239,18 @@ static moe_status new_session(const moe_model *model, const moe_session_params *
 }
 
 void program_session_free(moe_session *session) {
+    sigset_t before;
+    program_hold_signals(&before); /* on Windows a handler runs in a thread of its own */
     stoppable = NULL;
+    program_release_signals(&before);
     moe_session_free(session);
 }
 
 void program_stoppable(moetext *translator) {
+    sigset_t before;
+    program_hold_signals(&before);
     stoppable_translator = translator;
+    program_release_signals(&before);
     if (translator && program_signal) moetext_cancel(translator);
 }
 

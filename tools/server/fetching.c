@@ -8,6 +8,7 @@
 
 #include "tools/server/server.h"
 #include "tools/text/places.h"
+#include "tools/text/system.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -34,15 +35,27 @@ struct fetching {
 
 /* ---- The process --------------------------------------------------------------------------------------- */
 
+#ifndef SYSTEM_START /* Windows has no fork */
+
 /* Run moe-get in the child of fork(), where only system calls are safe. */
-static void run_child(const char *path, char *const *words, const int out[2], const int err[2], long files) {
+static void run_child(const char *path, char *const *words, int out, int err, long files) {
     const int none = open("/dev/null", O_RDONLY);
-    dup2(none, 0), dup2(out[1], 1), dup2(err[1], 2);
+    dup2(none, 0), dup2(out, 1), dup2(err, 2);
     for (int fd = 3; fd < files; fd++) close(fd);
     signal(SIGPIPE, SIG_DFL);
     execv(path, words);
     _exit(127);
 }
+
+/* Start a program without input. Return -1 on failure. */
+static pid_t start_program(const char *path, char *const *words, int out, int err) {
+    const long most = sysconf(_SC_OPEN_MAX);
+    const pid_t process = fork();
+    if (!process) run_child(path, words, out, err, most > 0 && most < 65536 ? most : 65536);
+    return process;
+}
+#define SYSTEM_START start_program
+#endif
 
 /* Start moe-get. Return 0 on failure. */
 static int start(fetching *f, char *const *words) {
@@ -50,9 +63,7 @@ static int start(fetching *f, char *const *words) {
     int out[2], err[2];
     if (!text_place_of_program("moe-get", path, sizeof path) || pipe(out)) return 0;
     if (pipe(err)) return close(out[0]), close(out[1]), 0;
-    const long most = sysconf(_SC_OPEN_MAX);
-    f->process = fork();
-    if (!f->process) run_child(path, words, out, err, most > 0 && most < 65536 ? most : 65536);
+    f->process = SYSTEM_START(path, words, out[1], err[1]);
     close(out[1]), close(err[1]);
     if (f->process < 0) return close(out[0]), close(err[0]), 0;
     f->pipes[0] = out[0], f->pipes[1] = err[0];

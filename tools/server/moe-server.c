@@ -11,6 +11,7 @@
 #include "tools/server/server.h"
 #include "tools/text/choice.h"
 #include "tools/text/settings.h"
+#include "tools/text/system.h"
 
 #include <errno.h>
 #include <math.h>
@@ -256,11 +257,22 @@ static int choose_models(options *o) {
     return status;
 }
 
+/* Refuse options that this system does not support. */
+static int check_system(const options *o) {
+    const char *name = o->path         ? "listen"
+                       : o->reuse_port ? "reuse-port"
+                       : o->reload     ? "reload"
+                       : o->pid_file   ? "pid-file"
+                                       : NULL;
+    return SYSTEM_IS_WINDOWS && name ? program_usage_error("--%s is not supported on Windows", name) : -1;
+}
+
 static int read_options(options *o, int argc, char **argv) {
     *o = (options){ .host = "127.0.0.1", .port = 5000, .prefix = "", .timeout = 60, .read_timeout = 30, .grace = 5 };
     o->max_body = 1024, o->max_texts = 1000, o->max_queue = 10000, o->max_client = 4096, o->max_client_texts = 4000;
     o->max_bodies = 65536, o->max_connections = 1000, o->max_address = 100;
-    const int status = option_parse(&program, argc, argv, o);
+    int status = option_parse(&program, argc, argv, o);
+    if (status < 0) status = check_system(o);
     return status < 0 && !o->reload ? choose_models(o) : status;
 }
 

@@ -10,6 +10,7 @@
  */
 #include "tools/server/server.h"
 #include "tools/server/stops.h"
+#include "tools/text/system.h"
 
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -290,8 +291,8 @@ static void chat_add(text_item *item, const char *text, size_t length) {
 
 /* Return the model's name, or its file name if the model has no name. */
 static const char *model_name(const backend *b) {
-    const char *name = moetext_model_meta(b->model, "general.name"), *slash = strrchr(b->name, '/');
-    return *name ? name : slash ? slash + 1 : b->name;
+    const char *name = moetext_model_meta(b->model, "general.name");
+    return *name ? name : system_name(b->name);
 }
 
 static void put_head(const backend *b, const chat *c, json *j, const char *object) {

@@ -9,6 +9,7 @@
 #define _DARWIN_C_SOURCE /* MSG_DONTWAIT on macOS */
 
 #include "tools/server/server.h"
+#include "tools/text/system.h"
 
 #include <poll.h>
 #include <stdlib.h>
@@ -147,7 +148,7 @@ static void enqueue(server *s, request *req, client *c) {
     } else c->turn = req;
     b->n_queued += req->n_queued = req->n_items;
     req->state = REQUEST_WAITING;
-    req->socket = MHD_get_connection_info(req->connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+    req->socket = (int)MHD_get_connection_info(req->connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
     request_link(&b->waiting, req);
     req->is_counted = 1, s->under_way++;
     req->suspended = 1, MHD_suspend_connection(req->connection);
@@ -345,7 +346,7 @@ static int pull_text(void *closure, int wait, moetext_request *next) {
 /* Count a text by model and direction, and remember a direction that fails (lock held). */
 static void count_direction(server *s, const text_item *item) {
     const request *req = item->request;
-    const char *slash = strrchr(req->backend->name, '/'), *model = slash ? slash + 1 : req->backend->name;
+    const char *model = system_name(req->backend->name);
     const char *source = req->source[0] ? req->source : item->source ? item->source : "";
     const int failed = item->status != MOE_OK && failure_status(item) != MHD_HTTP_BAD_REQUEST;
     size_t i = 0;

@@ -15,6 +15,7 @@
 #include "tools/text/models.h"
 #include "tools/text/places.h"
 #include "tools/text/several.h"
+#include "tools/text/system.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -47,7 +48,7 @@ typedef struct choice {
 
 const char *text_model_name(const char *path, char *out, size_t size) {
     char folder[PATH_BYTES];
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    const char *name = system_name(path);
     const size_t n = text_place_of_models(1, folder, sizeof folder, NULL) ? 0 : strlen(folder);
     if (n && strncmp(path, folder, n) == 0 && path[n] == '/') name = path + n + 1;
     const size_t length = strlen(name), end = text_ends_with(name, length, ".bin") ? 4 : 0;

@@ -4,6 +4,7 @@
 #include "tools/text/models.h"
 #include "tools/text/published.h"
 #include "tools/text/open.h"
+#include "tools/text/system.h"
 #include "tools/text/text.h"
 
 #include <dirent.h>
@@ -197,7 +198,7 @@ static int is_code(moe_span code) {
 
 /* Find the languages in the name of a file, such as en and de in opus-mt-en-de.bin. */
 static int codes_of_name(const char *path, moe_span codes[2]) {
-    const char *slash = strrchr(path, '/'), *begin = slash ? slash + 1 : path, *last = NULL;
+    const char *begin = system_name(path), *last = NULL;
     const char *end = begin + strcspn(begin, ".");
     for (const char *at = begin; at < end; at++)
         if (*at == '-') begin = last ? last + 1 : begin, last = at;

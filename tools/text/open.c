@@ -4,6 +4,7 @@
 #include "tools/text/open.h"
 #include "tools/text/prompt.h"
 #include "tools/text/published.h"
+#include "tools/text/system.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -348,7 +349,7 @@ static void say_command(size_t found, const char *path, size_t length, const cha
 
 void text_say_how_to_convert(const char *path, moe_error *error) {
     static const char pointer[] = "version https://git-lfs.github.com/spec/";
-    const char *slash = strrchr(path, '/');
+    const char *slash = system_slash(path);
     char *data = error ? malloc(BEGIN) : NULL;
     size_t length = strlen(path), found = FOREIGN;
     DIR *dir = data ? opendir(path) : NULL;

@@ -5,6 +5,7 @@
 #include "tools/text/places.h"
 #include "tools/text/bytes.h"
 #include "tools/text/moetext.h"
+#include "tools/text/system.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -55,13 +56,13 @@ static int is_installed(const char *place, const char *name, char *path, size_t 
     const char *const lists[] = { getenv("PATH"), usual };
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         for (const char *at = lists[i]; at && *at;) {
-            const size_t length = strcspn(at, ":");
+            const size_t length = strcspn(at, SYSTEM_LIST);
             char folder[4096];
-            if (*at == '/' && length < sizeof folder) { /* skip relative paths */
+            if (system_is_absolute(at) && length < sizeof folder) {
                 memcpy(folder, at, length), folder[length] = '\0';
                 if (exists(folder, place, name, path, size)) return 1;
             }
-            at += length + (at[length] == ':');
+            at += length + (at[length] != '\0');
         }
     return 0;
 }
@@ -70,15 +71,16 @@ int text_place_of_data(const char *name, char *path, size_t size) { return is_ne
 
 moe_status text_place_of_models(int converted, char *path, size_t size, moe_error *error) {
     const char *variable = converted ? "XDG_CACHE_HOME" : "XDG_DATA_HOME";
-    const char *base = getenv(variable), *home = getenv("HOME");
+    const char *base = getenv(variable), *home = getenv(SYSTEM_HOME);
     int length = -1;
-    if (base && *base == '/') length = snprintf(path, size, "%s/moe", base); /* relative paths are invalid */
-    else if (home && *home == '/')
-        length = snprintf(path, size, "%s/%s/moe", home, converted ? ".cache" : ".local/share");
+    if (base && system_is_absolute(base))
+        length = snprintf(path, size, "%s/moe", base); /* relative paths are invalid */
+    else if (home && system_is_absolute(home))
+        length = snprintf(path, size, "%s/%s", home, converted ? SYSTEM_CACHE : SYSTEM_DATA);
     else
-        return text_fail(error, MOE_ERROR_IO, "store", "no folder for models: set HOME or %s to an absolute path",
-                         variable);
-    if (length > 0 && (size_t)length < size) return MOE_OK;
+        return text_fail(error, MOE_ERROR_IO, "store",
+                         "no folder for models: set " SYSTEM_HOME " or %s to an absolute path", variable);
+    if (length > 0 && (size_t)length < size) return system_use_slashes(path), MOE_OK;
     return text_fail(error, MOE_ERROR_IO, "store", "the path of the folder for models is too long");
 }
 
@@ -87,8 +89,9 @@ int text_place_of_shipped(char *path, size_t size) {
     return is_near("models/", name, path, size) || is_installed("../share/moe/", name, path, size);
 }
 
-int text_place_of_program(const char *name, char *path, size_t size) {
-    char folder[4096];
+int text_place_of_program(const char *program, char *path, size_t size) {
+    char folder[4096], name[256];
+    snprintf(name, sizeof name, "%s" SYSTEM_PROGRAM, program);
     const int known = own_folder(folder, sizeof folder);
     return (known && (exists(folder, "", name, path, size) || exists(folder, "../bin/", name, path, size))) ||
            is_installed("", name, path, size);

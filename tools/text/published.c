@@ -7,6 +7,7 @@
 #include "tools/convert/packed.h"
 #include "tools/get/sha256.h"
 #include "tools/text/places.h"
+#include "tools/text/system.h"
 
 #include <errno.h>
 #include <fnmatch.h>
@@ -17,6 +18,7 @@
 #include <unistd.h>
 
 #ifdef __APPLE__
+#include <sys/random.h> /* getentropy */
 #define st_mtim st_mtimespec
 #endif
 
@@ -173,23 +175,23 @@ static moe_status convert(const char *path, const char *out, const char *folder,
 
 /* Convert to a file with a random name, and remove the name once the model is open. */
 static moe_status open_once(const char *path, const moe_model_params *params, moe_model **out, moe_error *error) {
-    const char *folder = getenv("TMPDIR");
-    unsigned char random[16] = { 0 };
+    const char *folder = getenv(SYSTEM_TEMPORARY);
+    moe_model_params once = *params;
+    unsigned char random[16];
     char name[PATH_BYTES], digest[SHA256_TEXT];
     sha256 s;
-    FILE *file = fopen("/dev/urandom", "rb");
-    const int good = file && fread(random, sizeof random, 1, file) == 1;
-    if (file) fclose(file);
-    if (!good) return text_fail(error, MOE_ERROR_IO, "", "cannot read /dev/urandom: %s", strerror(errno));
-    if (!folder || !*folder) folder = "/var/tmp";
+    if (getentropy(random, sizeof random))
+        return text_fail(error, MOE_ERROR_IO, "", "cannot get random bytes: %s", strerror(errno));
+    if (!folder || !*folder) folder = SYSTEM_TEMPORARY_DEFAULT;
+    once.copy |= SYSTEM_IS_WINDOWS; /* which does not remove a mapped file */
     sha256_begin(&s);
     sha256_add(&s, random, sizeof random);
     sha256_end(&s, digest);
     if (snprintf(name, sizeof name, "%s/moe-%.32s.bin", folder, digest) >= (int)sizeof name)
-        return text_fail(error, MOE_ERROR_IO, "", "the path in TMPDIR is too long");
+        return text_fail(error, MOE_ERROR_IO, "", "the path in " SYSTEM_TEMPORARY " is too long");
     moe_status status = convert(path, name, folder, 0, error);
     if (status) return status;
-    status = moe_model_open(name, params, out, error);
+    status = moe_model_open(name, &once, out, error);
     unlink(name);
     return status;
 }

@@ -1,0 +1,3 @@
+#pragma GCC system_header
+#include "tools/windows/socket.h"
+#include_next <curl/curl.h>
