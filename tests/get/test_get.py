@@ -258,6 +258,14 @@ def a_real_model_is_converted_and_translates():
             converted = p.cache + "/firefox/en-pt.bin"
             assert done.out.strip() == converted and "Python" not in done.err, (done.out, done.err)
             assert p.get("en-pt").out == done.out
+            with open(converted, "rb") as file:
+                whole = file.read()
+            for damaged in whole[:-9] + bytes(9), whole[:90], b"":  # made again
+                with open(converted, "wb") as file:
+                    file.write(damaged)
+                assert p.get("en-pt").out == done.out
+                with open(converted, "rb") as file:
+                    assert file.read() == whole
             translated = subprocess.run([TRANSLATE, "-t", "pt", "When does the next train leave?"], capture_output=True,
                                         env=p.environment(), text=True, check=True, timeout=60)
             assert translated.stdout == "Quando sai o próximo trem?\n" and not translated.stderr, translated
@@ -705,7 +713,7 @@ def signals_leave_a_partial_file():
             assert done.status == (-number if number == signal.SIGKILL else 128 + number), done.err
             assert done.seconds < 2 and not p.records() and not done.out
             assert number == signal.SIGKILL or "continues" in done.err, done.err
-            assert all(x.endswith((".partial", ".etag", ".lock", ".gz")) for x in p.files()), p.files()
+            assert all(x.endswith((".partial", ".etag", ".lock", ".plan", ".gz")) for x in p.files()), p.files()
             p.get("en-de")
             check_complete(p.data + "/firefox/en-de")
             assert requests(MODEL)[-1].headers.get("range"), requests(MODEL)
@@ -734,6 +742,61 @@ def a_limit_on_file_sizes_and_a_full_disk():
         p.get("en-de")
         check_complete(p.data + "/firefox/en-de")
         p.get("rm", "en-de")
+
+
+@test
+def rm_removes_only_what_was_fetched():
+    with player() as p:
+        os.makedirs(p.home + "/documents/n")
+        os.makedirs(p.data + "/own/model")
+        for name in p.home + "/documents/n/thesis.odt", p.data + "/own/model/weights.bin":
+            with open(name, "wb") as file:
+                file.write(b"mine")
+        os.symlink(p.home + "/documents", p.data + "/o")
+        for word in "o/n", "own/model":
+            assert "except files" in p.get("rm", word).err
+        interrupt(p, "en-de", MODEL)
+        assert p.partial()
+        p.get("rm", "en-de")
+        assert p.files() == [".local/share/moe/own/model/weights.bin", "documents/n/thesis.odt"], p.files()
+        folder = p.get("en-de").out.strip()
+        assert "--dry-run" in p.get("rm", "--dry-run", "en-de", status=2).err
+        check_complete(folder)
+        assert not p.get("rm", "-q", "en-de").err and not os.path.exists(folder)
+
+
+@test
+def rm_waits_for_a_get_and_can_be_stopped():
+    with player() as p:
+        services.fault(MODEL, rate=5_000)
+        first = p.start("en-de")
+        while not p.partial():
+            time.sleep(0.05)
+        second = p.start("rm", "en-de")
+        time.sleep(1)
+        second.send_signal(signal.SIGINT)
+        done = Done(second, time.monotonic())
+        assert done.status == 130 and "waiting for process" in done.err and done.seconds < 2, done.err
+        first.kill()
+        first.communicate()
+
+
+@test
+def pipes_in_the_folder_do_not_block():
+    with player() as p:
+        folder = p.data + "/firefox/en-de"
+        os.makedirs(folder)
+        name = os.path.basename(entries("en-de")[1]["files"]["model"]["path"])
+        for one in name, name + ".partial", name + ".etag", "moe-get.json", ".plan":
+            os.mkfifo(f"{folder}/{one}")
+        os.makedirs(p.cache)
+        os.mkfifo(p.cache + "/choices")
+        assert "incomplete" in p.get("--list").out
+        assert subprocess.run([TRANSLATE, "-t", "pt", "x"], env=p.environment(), capture_output=True,
+                              timeout=30).returncode == 2
+        os.remove(f"{folder}/{name}.partial")
+        p.get("en-de")
+        check_complete(folder)
 
 
 def mounted(p, options, script):

@@ -437,15 +437,42 @@ TEST(a_record_makes_a_model_complete) {
     write_file(at, "moe-get.json", "{\"files\": [{\"name\": \"../../x\", \"bytes\": 0}]}");
     store_read(at, "owner/name", &there);
     assert_false(there.complete);
-    assert_int_equal(store_record(at, &m, "https://x", names, hashes, &e), MOE_OK);
     assert_int_equal(store_make_parent(converted, &e), MOE_OK);
     *strrchr(converted, '/') = 0;
     write_file(converted, "name.bin", "x");
-    assert_int_equal(store_remove("owner/name", &left, &e), MOE_OK);
+    assert_int_equal(store_record(at, &m, "https://x", names, hashes, &e), MOE_OK);
+    assert_false(exists(converted, "name.bin")); /* a conversion of the earlier version */
+    assert_int_equal(store_make_folder(converted, &e), MOE_OK);
+    write_file(converted, "name.bin", "x");
+    assert_int_equal(store_remove("owner/name", NULL, NULL, &left, &e), MOE_OK);
     assert_true(left && exists(at, "mine.txt") && !exists(at, "config.json") && !exists(at, "moe-get.json"));
     assert_false(exists(converted, "name.bin"));
-    assert_int_equal(store_remove("owner/name", &left, &e), MOE_OK);
-    assert_false(left || exists(at, ""));
+    assert_int_equal(store_remove("owner/name", NULL, NULL, &left, &e), MOE_OK);
+    assert_true(left && exists(at, "mine.txt"));
+}
+
+TEST(only_planned_files_are_removed) {
+    char at[STORE_PATH], names[4][16] = { "model.bin.gz", "model.bin", "b.spm.gz.etag", "b.spm.gz.partial" };
+    source_file files[] = { { .name = "model.bin.gz" }, { .name = "b.spm.gz" } };
+    source_model m = { .n = 2, .files = files };
+    int lock, left;
+    moe_error e;
+    assert_int_equal(store_folder("owner/planned", at, &e), MOE_OK);
+    assert_int_equal(store_lock(at, NULL, NULL, &lock, &e), MOE_OK);
+    assert_int_equal(store_plan(at, &m, &e), MOE_OK);
+    store_unlock(at, lock); /* nothing was fetched */
+    assert_false(exists(at, ""));
+    assert_int_equal(store_lock(at, NULL, NULL, &lock, &e), MOE_OK);
+    assert_int_equal(store_plan(at, &m, &e), MOE_OK);
+    for (size_t i = 0; i < 4; i++) write_file(at, names[i], "x");
+    write_file(at, "thesis.partial", "mine");
+    store_unlock(at, lock);
+    m.n = 1; /* another version does not have b.spm.gz */
+    assert_int_equal(store_plan(at, &m, &e), MOE_OK);
+    for (size_t i = 0; i < 4; i++) assert_int_equal(exists(at, names[i]), i < 2);
+    assert_int_equal(store_remove("owner/planned", NULL, NULL, &left, &e), MOE_OK);
+    assert_true(left && exists(at, "thesis.partial") && !exists(at, "model.bin.gz") && !exists(at, ".plan"));
+    unlink(strcat(at, "/thesis.partial"));
 }
 
 TEST(only_one_process_has_the_lock) {

@@ -164,7 +164,7 @@ static void on_note(void *user, const char *message) {
 }
 
 static void on_waiting(long process) {
-    program_error("waiting for process %ld, which fetches the same model", process);
+    program_error("waiting for process %ld, which fetches or removes the same model", process);
 }
 
 static int failed(const moe_error *e) {
@@ -331,7 +331,7 @@ static moe_status find_reader(getter *g, const source_model *m, char why[WHY], m
         return text_bytes_free(&data), MOE_OK;
     cJSON *config = status || !data.length ? NULL : source_json(data.data, data.length);
     const char *family = text_member(config, "model_type");
-    if (!family) family = "unknown";
+    if (!family || !source_safe_name(family)) family = "unknown"; /* it is printed */
     if (!safetensors) snprintf(why, WHY, "it has no *.safetensors");
     else if (!decoder_family_named(family)) snprintf(why, WHY, "models of type %.40s have no reader in C", family);
     else if (!status && !(status = knows_template(g, m, family, &known, error)) && !known)
@@ -418,6 +418,7 @@ static moe_status fetch_locked(getter *g, const source_model *m, const char *fol
     store_read(folder, m->name.id, &there);
     if (there.complete) return MOE_OK; /* by the process that had the lock */
     moe_status status = store_check_room(folder, source_bytes(m, &least), error);
+    if (!status) status = store_plan(folder, m, error);
     if (status) return status;
     char (*names)[SOURCE_NAME] = calloc(m->n, sizeof *names), (*hashes)[SHA256_TEXT] = calloc(m->n, sizeof *hashes);
     status = names && hashes ? fetch_files(g, m, folder, origin, names, hashes, error) : text_out_of_memory(error);
@@ -441,9 +442,22 @@ static int convert(getter *g, const store_model *model, const char *path, const 
     handle_signals(0);
     const moe_status status = convert_model(&how, out, &e);
     handle_signals(1);
-    if (status && status != MOE_ERROR_UNSUPPORTED) return failed(&e);
+    if (status && status != MOE_ERROR_UNSUPPORTED) {
+        const int result = failed(&e);
+        if (status == MOE_ERROR_FORMAT)
+            program_error("to fetch %s again, first run moe-get rm %s", model->id, model->id);
+        return result;
+    }
     if (status && !g->o->quiet) program_error("%s", e.message);
     return -1;
+}
+
+/* Return 1 if a conversion exists and can be used. A damaged one is made again. */
+static int is_usable(const char *path) {
+    moe_model *model;
+    if (access(path, R_OK) != 0 || moe_model_open(path, NULL, &model, NULL)) return 0; /* verifies small files */
+    moe_model_close(model);
+    return 1;
 }
 
 /* Print the path of a usable model: its conversion, or else its folder and the command that converts it. */
@@ -453,10 +467,10 @@ static int report(getter *g, const source_name *name) {
     store_model there;
     moe_error e;
     if (store_folder(name->id, folder, &e) || store_converted(name->id, converted, &e)) return failed(&e);
-    if (access(converted, R_OK) == 0) return puts(converted), -1;
+    if (is_usable(converted)) return puts(converted), -1;
+    if (g->o->no_convert) return puts(folder), -1;
     if (store_make_parent(converted, &e)) return failed(&e);
     store_read(folder, name->id, &there);
-    if (g->o->no_convert) return puts(folder), -1;
     snprintf(path, sizeof path, "%s%s%s", folder, *name->file ? "/" : "", name->file);
     const int status = convert(g, &there, path, converted);
     if (status >= 0) return status;
@@ -646,7 +660,7 @@ static int search(getter *g, const char *word) {
     return status != EXIT_DONE ? status : printed;
 }
 
-static int remove_model(const char *word) {
+static int remove_model(const options *o, const char *word) {
     source_name names[SOURCE_CANDIDATES];
     size_t n;
     int left;
@@ -657,8 +671,9 @@ static int remove_model(const char *word) {
         program_error("%s has not been fetched; moe-get --list lists fetched models", word);
         return EXIT_MODEL;
     }
-    if (store_remove(there->id, &left, &e)) return failed(&e);
-    program_error("removed %s%s", there->id, left ? ", except files that moe-get did not fetch" : "");
+    if (store_remove(there->id, &stop_signal, o->quiet ? NULL : on_waiting, &left, &e)) return failed(&e);
+    if (left || !o->quiet)
+        program_error("removed %s%s", there->id, left ? ", except files that moe-get did not fetch" : "");
     return -1;
 }
 
@@ -671,13 +686,14 @@ int main(int argc, char **argv) {
     const int n = argc - optind, removing = n > 0 && strcmp(argv[optind], "rm") == 0;
     if (o.json && !o.list && !o.search) return program_usage_error("--json requires --list or --search");
     if ((o.list || o.search) && n) return program_usage_error("unexpected argument '%s'", argv[optind]);
+    if (removing && o.dry_run) return program_usage_error("--dry-run cannot be combined with rm");
     if (!o.list && !o.search && n == removing) return program_usage_error("no model is named");
     g.terminal = !o.quiet && isatty(STDERR_FILENO);
     handle_signals(1);
     if (o.list) return list_fetched(&o);
     if (o.search) status = search(&g, o.search);
     for (int i = optind + removing; i < argc && (status < 0 || status == EXIT_DONE); i++)
-        status = removing ? remove_model(argv[i]) : get(&g, argv[i]);
+        status = removing ? remove_model(&o, argv[i]) : get(&g, argv[i]);
     fetch_close(g.net);
     cJSON_Delete(g.index);
     free(g.index_url);

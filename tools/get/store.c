@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static const char record_name[] = "moe-get.json", lock_name[] = ".lock";
+static const char record_name[] = "moe-get.json", lock_name[] = ".lock", plan_name[] = ".plan";
 enum { RECORD_BYTES = 1 << 20, MOST_MODELS = 4096 };
 
 /* ---- 1. Folders ---------------------------------------------------------------------------------------- */
@@ -79,7 +79,104 @@ moe_status store_make_parent(const char *path, moe_error *error) {
     return store_make_folder(part, error);
 }
 
-/* ---- 2. Locks ------------------------------------------------------------------------------------------ */
+/* ---- 2. Files of a model ------------------------------------------------------------------------------------------
+ */
+
+static uint64_t file_size(const char *folder, const char *name) {
+    char path[STORE_PATH + SOURCE_NAME];
+    struct stat there;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return lstat(path, &there) == 0 && S_ISREG(there.st_mode) ? (uint64_t)there.st_size : SOURCE_UNKNOWN;
+}
+
+static moe_status cannot_remove(const char *path, moe_error *error) {
+    return text_fail(error, MOE_ERROR_IO, "store", "cannot remove %.190s: %s", path, strerror(errno));
+}
+
+/* Remove the conversion of a model, if it exists. */
+static moe_status remove_converted(const char *id, moe_error *error) {
+    char path[STORE_PATH];
+    const moe_status status = store_converted(id, path, error);
+    if (status) return status;
+    if (unlink(path) != 0 && errno != ENOENT && errno != ENOTDIR) return cannot_remove(path, error);
+    *strrchr(path, '/') = 0;
+    rmdir(path); /* the owner's folder, if it is empty */
+    return MOE_OK;
+}
+
+/* Read a record or a plan, or return NULL. */
+static cJSON *read_record(const char *folder, const char *name) {
+    char path[STORE_PATH + SOURCE_NAME];
+    struct stat there;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* does not wait for the writer of a pipe */
+    char *data = fd >= 0 && fstat(fd, &there) == 0 && S_ISREG(there.st_mode) ? malloc(RECORD_BYTES) : NULL;
+    ssize_t n = 0;
+    size_t length = 0;
+    while (data && length < RECORD_BYTES && (n = read(fd, data + length, RECORD_BYTES - length)) > 0)
+        length += (size_t)n;
+    cJSON *record = length && length < RECORD_BYTES ? source_json(data, length) : NULL;
+    free(data);
+    if (fd >= 0) close(fd);
+    return record;
+}
+
+static const char *word_of(const cJSON *object, const char *key) {
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(object, key);
+    return cJSON_IsString(value) ? value->valuestring : "";
+}
+
+/* Return 1 if a record or a plan names a file, or the file of which this is a part or the unpacked content. */
+static int is_named(const cJSON *record, const char *name) {
+    size_t n = strlen(name);
+    const cJSON *file;
+    n -= text_ends_with(name, n, ".partial") ? 8 : text_ends_with(name, n, ".etag") ? 5 : 0;
+    cJSON_ArrayForEach(file, cJSON_GetObjectItemCaseSensitive(record, "files")) {
+        const char *named = word_of(file, "name");
+        if (strncmp(named, name, n) == 0 && (!named[n] || strcmp(named + n, ".gz") == 0)) return 1;
+    }
+    return 0;
+}
+
+/* Remove the files of a model, except those that `kept` names, which may be NULL. */
+static moe_status remove_files(const char *folder, const cJSON *kept, moe_error *error) {
+    static const char *const own[] = { record_name, "moe-get.json.partial", ".plan.partial", plan_name };
+    char path[STORE_PATH + SOURCE_NAME];
+    moe_status status = MOE_OK;
+    cJSON *record = read_record(folder, record_name), *plan = read_record(folder, plan_name);
+    snprintf(path, sizeof path, "%s/%s", folder, record_name);
+    if (unlink(path) != 0 && errno != ENOENT) status = cannot_remove(path, error); /* now it is incomplete */
+    DIR *list = status ? NULL : opendir(folder);
+    for (struct dirent *entry; !status && list && (entry = readdir(list));) {
+        if (!(is_named(record, entry->d_name) || is_named(plan, entry->d_name)) || is_named(kept, entry->d_name) ||
+            file_size(folder, entry->d_name) == SOURCE_UNKNOWN)
+            continue;
+        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+        if (unlink(path) != 0) status = cannot_remove(path, error);
+    }
+    if (list) closedir(list);
+    for (size_t i = 0; i < sizeof own / sizeof *own && !status && !kept; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, own[i]);
+        unlink(path);
+    }
+    cJSON_Delete(record), cJSON_Delete(plan);
+    return status;
+}
+
+/* Remove the plan if the record replaces it, or if the folder has none of its files. */
+static void drop_plan(const char *folder) {
+    char path[STORE_PATH + SOURCE_NAME];
+    cJSON *plan = read_record(folder, plan_name);
+    int used = 0;
+    DIR *list = plan ? opendir(folder) : NULL;
+    for (struct dirent *entry; list && (entry = readdir(list));) used |= is_named(plan, entry->d_name);
+    if (list) closedir(list);
+    snprintf(path, sizeof path, "%s/%s", folder, plan_name);
+    if (!used || file_size(folder, record_name) != SOURCE_UNKNOWN) unlink(path);
+    cJSON_Delete(plan);
+}
+
+/* ---- 3. Locks ------------------------------------------------------------------------------------------ */
 
 /* Return 1 if `fd` is still the file at `path`, which its last user may have removed. */
 static int is_same_file(int fd, const char *path) {
@@ -118,27 +215,21 @@ moe_status store_lock(const char *folder, const volatile sig_atomic_t *stop, voi
 
 void store_unlock(const char *folder, int lock) {
     char path[STORE_PATH];
+    drop_plan(folder);
     if (snprintf(path, sizeof path, "%s/%s", folder, lock_name) < (int)sizeof path) unlink(path);
     close(lock);
     snprintf(path, sizeof path, "%s", folder);
     if (rmdir(path) == 0) *strrchr(path, '/') = 0, rmdir(path); /* if they are empty */
 }
 
-/* ---- 3. Records ---------------------------------------------------------------------------------------- */
-
-static uint64_t file_size(const char *folder, const char *name) {
-    char path[STORE_PATH + SOURCE_NAME];
-    struct stat there;
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return lstat(path, &there) == 0 && S_ISREG(there.st_mode) ? (uint64_t)there.st_size : SOURCE_UNKNOWN;
-}
+/* ---- 4. Records ---------------------------------------------------------------------------------------- */
 
 /* Write a small file completely or not at all. */
 static moe_status save(const char *folder, const char *name, const char *data, size_t length, moe_error *error) {
     char path[STORE_PATH + SOURCE_NAME], partial[STORE_PATH + SOURCE_NAME];
     snprintf(path, sizeof path, "%s/%s", folder, name);
     snprintf(partial, sizeof partial, "%s/%s.partial", folder, name);
-    const int fd = open(partial, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+    const int fd = open(partial, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0666);
     int done = fd >= 0;
     while (done && length) {
         const ssize_t n = write(fd, data, length);
@@ -149,6 +240,26 @@ static moe_status save(const char *folder, const char *name, const char *data, s
     const int reason = errno;
     if (fd >= 0) close(fd);
     return done ? MOE_OK : text_fail(error, MOE_ERROR_IO, "store", "cannot write %.170s: %s", path, strerror(reason));
+}
+
+moe_status store_plan(const char *folder, const source_model *m, moe_error *error) {
+    text_bytes out = { 0 };
+    json j = { .out = &out };
+    json_open(&j, NULL, '{');
+    json_open(&j, "files", '[');
+    for (size_t i = 0; i < m->n; i++) {
+        json_open(&j, NULL, '{');
+        json_text(&j, "name", m->files[i].name);
+        json_close(&j, '}');
+    }
+    json_close(&j, ']');
+    json_close(&j, '}');
+    cJSON *plan = out.failed ? NULL : cJSON_ParseWithLength(out.data, out.length);
+    moe_status status = plan ? remove_files(folder, plan, error) : text_out_of_memory(error);
+    if (!status) status = save(folder, plan_name, out.data, out.length, error);
+    cJSON_Delete(plan);
+    text_bytes_free(&out);
+    return status;
 }
 
 moe_status store_record(const char *folder, const source_model *m, const char *origin, char (*names)[SOURCE_NAME],
@@ -174,28 +285,10 @@ moe_status store_record(const char *folder, const source_model *m, const char *o
     json_close(&j, ']');
     json_close(&j, '}');
     text_append(&out, "\n", 1);
-    const moe_status status =
-        out.failed ? text_out_of_memory(error) : save(folder, record_name, out.data, out.length, error);
+    moe_status status = out.failed ? text_out_of_memory(error) : remove_converted(m->name.id, error);
+    if (!status) status = save(folder, record_name, out.data, out.length, error);
     text_bytes_free(&out);
     return status;
-}
-
-/* Read a record, or return NULL. */
-static cJSON *read_record(const char *folder) {
-    char path[STORE_PATH + SOURCE_NAME];
-    snprintf(path, sizeof path, "%s/%s", folder, record_name);
-    FILE *file = fopen(path, "rb");
-    char *data = file ? malloc(RECORD_BYTES) : NULL;
-    const size_t n = data ? fread(data, 1, RECORD_BYTES, file) : 0;
-    cJSON *record = n && n < RECORD_BYTES ? source_json(data, n) : NULL;
-    free(data);
-    if (file) fclose(file);
-    return record;
-}
-
-static const char *word_of(const cJSON *object, const char *key) {
-    const cJSON *value = cJSON_GetObjectItemCaseSensitive(object, key);
-    return cJSON_IsString(value) ? value->valuestring : "";
 }
 
 static double metric_of(const cJSON *object, const char *key) {
@@ -216,7 +309,7 @@ static uint64_t folder_bytes(const char *folder) {
 }
 
 void store_read(const char *folder, const char *id, store_model *out) {
-    cJSON *record = read_record(folder);
+    cJSON *record = read_record(folder, record_name);
     const cJSON *files = cJSON_GetObjectItemCaseSensitive(record, "files"), *file;
     memset(out, 0, sizeof *out);
     snprintf(out->id, sizeof out->id, "%s", id);
@@ -234,7 +327,7 @@ void store_read(const char *folder, const char *id, store_model *out) {
     cJSON_Delete(record);
 }
 
-/* ---- 4. Lists ------------------------------------------------------------------------------------------ */
+/* ---- 5. Lists ------------------------------------------------------------------------------------------ */
 
 static int is_folder(const char *path) {
     struct stat there;
@@ -284,56 +377,19 @@ moe_status store_list(store_model **out, size_t *n, moe_error *error) {
     return status;
 }
 
-/* ---- 5. Removal and room ------------------------------------------------------------------------------- */
+/* ---- 6. Removal and room ------------------------------------------------------------------------------- */
 
-/* Return 1 for names of files that moe-get writes in a model's folder. */
-static int is_ours(const cJSON *record, const char *name) {
-    const size_t n = strlen(name);
-    const cJSON *file;
-    if (text_ends_with(name, n, ".partial") || text_ends_with(name, n, ".etag") || strcmp(name, record_name) == 0)
-        return 1;
-    if (!record) return source_safe_name(name); /* an interrupted fetch */
-    cJSON_ArrayForEach(file, cJSON_GetObjectItemCaseSensitive(record, "files")) if (strcmp(word_of(file, "name"),
-                                                                                           name) == 0) return 1;
-    return 0;
-}
-
-static moe_status cannot_remove(const char *path, moe_error *error) {
-    return text_fail(error, MOE_ERROR_IO, "store", "cannot remove %.190s: %s", path, strerror(errno));
-}
-
-static moe_status remove_files(const char *folder, moe_error *error) {
-    char path[STORE_PATH + SOURCE_NAME];
-    moe_status status = MOE_OK;
-    cJSON *record = read_record(folder);
-    snprintf(path, sizeof path, "%s/%s", folder, record_name);
-    if (unlink(path) != 0 && errno != ENOENT) status = cannot_remove(path, error); /* now it is incomplete */
-    DIR *list = status ? NULL : opendir(folder);
-    for (struct dirent *entry; !status && list && (entry = readdir(list));) {
-        if (!is_ours(record, entry->d_name) || file_size(folder, entry->d_name) == SOURCE_UNKNOWN) continue;
-        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
-        if (unlink(path) != 0) status = cannot_remove(path, error);
-    }
-    if (list) closedir(list);
-    cJSON_Delete(record);
-    return status;
-}
-
-moe_status store_remove(const char *id, int *left, moe_error *error) {
-    char folder[STORE_PATH], converted[STORE_PATH];
+moe_status store_remove(const char *id, const volatile sig_atomic_t *stop, void (*waiting)(long process), int *left,
+                        moe_error *error) {
+    char folder[STORE_PATH];
     int lock;
     moe_status status = store_folder(id, folder, error);
-    if (!status) status = store_converted(id, converted, error);
-    if (status || (status = store_lock(folder, NULL, NULL, &lock, error))) return status;
-    status = remove_files(folder, error);
-    if (!status && unlink(converted) != 0 && errno != ENOENT && errno != ENOTDIR)
-        status = cannot_remove(converted, error);
+    if (status || (status = store_lock(folder, stop, waiting, &lock, error))) return status;
+    status = remove_files(folder, NULL, error);
+    if (!status) status = remove_converted(id, error);
     store_unlock(folder, lock);
-    if (status) return status;
     *left = is_folder(folder);
-    *strrchr(converted, '/') = 0;
-    rmdir(converted); /* the owner's folder, if it is empty */
-    return MOE_OK;
+    return status;
 }
 
 moe_status store_check_room(const char *folder, uint64_t bytes, moe_error *error) {

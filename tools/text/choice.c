@@ -76,13 +76,19 @@ static double number_of(const char *record, const char *key) {
     return value / unit;
 }
 
+/* Open a file for reading, but not a pipe, which could block. */
+static FILE *open_regular(const char *path) {
+    struct stat about;
+    return stat(path, &about) == 0 && S_ISREG(about.st_mode) ? fopen(path, "rb") : NULL;
+}
+
 /* Read a record. Return NULL if it is missing. */
 static char *read_record(const char *folder, const char *name) {
     text_bytes path = { 0 };
     text_append_string(&path, folder);
     text_append(&path, "/", 1), text_append_string(&path, name);
     text_append(&path, "/", 1), text_append_string(&path, record_name);
-    FILE *file = path.failed ? NULL : fopen(path.data, "rb");
+    FILE *file = path.failed ? NULL : open_regular(path.data);
     char *data = file ? malloc(RECORD_BYTES + 1) : NULL;
     if (data) data[fread(data, 1, RECORD_BYTES, file)] = '\0';
     if (file) fclose(file);
@@ -339,7 +345,7 @@ void moetext_choice_free(moetext_choice *shown) {
 /* Read all remembered choices: lines "SOURCE TARGET NAME". */
 static void read_memory(const char *path, text_bytes *out) {
     char data[4096];
-    FILE *file = fopen(path, "rb");
+    FILE *file = open_regular(path);
     for (size_t n; file && out->length < RECORD_BYTES && (n = fread(data, 1, sizeof data, file));)
         text_append(out, data, n);
     if (file) fclose(file);
