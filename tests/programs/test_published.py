@@ -137,6 +137,23 @@ def a_changed_source_is_converted_again():
 
 
 @numpy_test
+def a_damaged_conversion_is_made_again():
+    with home() as (at, environment):
+        path = at + "/x.gguf"
+        write_gguf(path)
+        first, _ = translate(path, environment)
+        (name,) = files_in(at + "/cache")
+        with open(at + "/cache" + name, "rb") as file:
+            whole = file.read()
+        for damaged in whole[:-70] + bytes(70), whole[:len(whole) // 2], b"", whole[::-1]:
+            with open(at + "/cache" + name, "wb") as file:
+                file.write(damaged)
+            again, notes = translate(path, environment)
+            assert again == first and BEGIN in notes and files_in(at + "/cache") == [name], notes
+            assert BEGIN not in translate(path, environment)[1]
+
+
+@numpy_test
 def no_cache_leaves_nothing_behind():
     for name, write in ("folder", write_hub), ("x.gguf", write_gguf), ("enpt", write_marian):
         with home() as (at, environment):

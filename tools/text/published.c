@@ -196,12 +196,25 @@ static moe_status open_once(const char *path, const moe_model_params *params, mo
     return status;
 }
 
+/* Open an earlier conversion. Set *out to NULL if it is missing or damaged. */
+static moe_status open_earlier(const char *path, const moe_model_params *params, moe_model **out, moe_error *error) {
+    *out = NULL;
+    if (access(path, R_OK) != 0) return MOE_OK;
+    moe_status status = moe_model_open(path, params, out, error);
+    if (!status && params->verify >= 0 && moe_model_file_bytes(*out) <= MOE_VERIFY_BYTES &&
+        (status = moe_model_verify(*out, error)))
+        moe_model_close(*out);
+    if (status) *out = NULL;
+    return status == MOE_ERROR_MEMORY ? status : MOE_OK;
+}
+
 moe_status text_published_open(const char *path, int cached, const moe_model_params *params, moe_model **out,
                                moe_error *error) {
     conversion c;
     if (!cached) return open_once(path, params, out, error);
     moe_status status = name_conversion(path, &c, error);
-    if (!status && access(c.path, F_OK) == 0) return moe_model_open(c.path, params, out, error);
+    if (!status) status = open_earlier(c.path, params, out, error);
+    if (!status && *out) return MOE_OK;
     if (!status) status = make_folder(c.folder, error);
     if (!status) status = convert(path, c.path, c.folder, 1, error);
     if (!status) status = moe_model_open(c.path, params, out, error);

@@ -2,7 +2,7 @@
  *
  * A model is converted when it is first opened, into CACHE/files (see text_place_of_models). The file's name contains a
  * hash of the source's path, and one of the names, sizes, times and inodes of its files and of the contents of small
- * ones: a changed source is converted again, and replaces the previous conversion.
+ * ones: a changed source is converted again, and replaces the previous conversion; a damaged one is made again.
  */
 #ifndef TEXT_PUBLISHED_H
 #define TEXT_PUBLISHED_H
