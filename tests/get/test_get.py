@@ -545,6 +545,30 @@ def wrong_content_is_deleted():
 
 
 @test
+def a_log_in_page_is_no_vocabulary():
+    with player() as p:
+        pair, path = next((pair, one["files"]["vocab"]["path"]) for pair, (one, *more) in services.models.items()
+                          if not more and not one["files"].get("vocab", {"uncompressedHash": 1}).get("uncompressedHash"))
+        services.fault("/" + path, body="<html>Hotel Wi-Fi</html>")
+        p.fails(pair, status=3, says="log-in page")
+
+
+@test
+def nothing_from_the_network_controls_the_terminal():
+    with player() as p:
+        services.publish("o/n", {"config.json": json.dumps({"model_type": "\033[2Jx\x07"}).encode(),
+                                 "model.safetensors": bytes(200)})
+        assert "\x07" not in p.get("o/n").err
+        record = p.data + "/o/n/moe-get.json"
+        with open(record, encoding="utf-8") as file:
+            known = json.load(file)
+        with open(record, "w", encoding="utf-8") as file:
+            json.dump(known | {"licence": "\033]0;x\x07", "variant": "\x9b31m\n"}, file)
+        out = p.get("--list").out
+        assert out.count("\n") == 1 and not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", out), out
+
+
+@test
 def wrong_hashes_in_the_index_are_noticed():
     with player() as p:
         right = entries("en-de")[1]["files"]["model"]["uncompressedHash"]

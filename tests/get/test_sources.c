@@ -337,6 +337,48 @@ TEST(shards_must_be_complete) {
     source_model_free(&m);
 }
 
+TEST(all_parts_of_a_gguf_are_fetched) {
+    source_model m;
+    moe_error e;
+    const char *const parts = LFS("best-of-q4-00001-of-00003.gguf",
+                                  "10") ", " LFS("best-of-q4-00002-of-00003.gguf",
+                                                 "20") ", " LFS("best-of-q8-00001-of-00003.gguf",
+                                                                "40") ", " LFS("best-of-q4-00001-of-00002.gguf", "80");
+    char all[2048];
+    int least;
+    const char *const word = "owner/name/best-of-q4-00001-of-00003.gguf";
+    assert_int_equal(describe(parts, word, &m, &e), MOE_ERROR_FORMAT);
+    snprintf(all, sizeof all, "%s, %s", parts, LFS("best-of-q4-00003-of-00003.gguf", "5"));
+    assert_int_equal(describe(all, word, &m, &e), MOE_OK);
+    assert_true(m.n == 3 && source_bytes(&m, &least) == 35);
+    source_model_free(&m);
+    assert_int_equal(describe(LFS("a.gguf", "1"), "owner/name/a.gguf", &m, &e), MOE_OK);
+    source_model_free(&m);
+}
+
+static void shows(const char *url, const char *shown) {
+    char *out = source_shown_url(url);
+    assert_string_equal(out, shown);
+    free(out);
+}
+
+TEST(passwords_are_not_shown) {
+    source_name name = { .repository = "owner/name" };
+    shows("https://me:secret@mirror.example/x@y?a=b@c", "https://mirror.example/x@y?a=b@c");
+    shows("http://a@b:c@d:8000", "http://d:8000");
+    shows("https://huggingface.co", "https://huggingface.co");
+    shows("me:secret@host/x", "host/x");
+    shows("", "");
+    char endpoint[700];
+    snprintf(endpoint, sizeof endpoint, "https://me:secret@host/%0600d/\n", 0); /* is not cut off */
+    setenv("HF_ENDPOINT", endpoint, 1);
+    char *page = source_page_url(&name), *url = source_hub_url(&name);
+    assert_true(!strstr(page, "secret") && strlen(page) == strlen("https://host/") + 600 + strlen("/owner/name"));
+    assert_non_null(strstr(url, "0/api/models/owner/name/revision/"));
+    free(page), free(url);
+    unsetenv("HF_ENDPOINT");
+}
+
 TEST(unusable_repositories_are_refused) {
     source_model m;
     moe_error e;

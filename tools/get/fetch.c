@@ -168,6 +168,9 @@ static moe_status sink_unpack(fetch *f, const void *data, size_t length) {
 static moe_status sink_hash(fetch *f, const char *data, size_t length) {
     sink *s = f->to;
     if (!s->at && length && s->packed && (unsigned char)*data != 0x1f) {
+        if (!*s->file->sha256 && s->file->unpacked == SOURCE_UNKNOWN)
+            return text_fail(f->error, MOE_ERROR_FORMAT, "unpack",
+                             "%.100s is not gzip data; is this network's log-in page in the way?", s->file->name);
         s->packed = 0; /* the server has unpacked the file */
         s->most = most_bytes(s->file, 0);
     }
@@ -305,7 +308,7 @@ static const struct {
     const char *message; /* host, what */
 } answers[] = {
     { 401, MOE_ERROR_ARGUMENT, "%.60s refuses %.70s (401): check the name; a gated model needs HF_TOKEN" },
-    { 403, MOE_ERROR_IO, "%.60s refuses %.70s (403): accept its terms on its page, with the account of HF_TOKEN" },
+    { 403, MOE_ERROR_IO, "%.60s refuses %.70s (403); if it is gated, accept its terms on its page, and set HF_TOKEN" },
     { 404, MOE_ERROR_ARGUMENT, "%.60s does not have %.100s (404): check the name" },
     { 407, MOE_ERROR_IO, "the proxy requires a password (407): set https_proxy to http://USER:PASSWORD@HOST:PORT" },
     { 410, MOE_ERROR_ARGUMENT, "%.60s no longer has %.100s (410)" },
@@ -329,6 +332,14 @@ static outcome judge(fetch *f, long code, const char *host) {
     return FAILED;
 }
 
+static void invalid_address(fetch *f, const char *reason) {
+    char *url = source_shown_url(f->from->url);
+    text_fail(f->error, MOE_ERROR_IO, "network",
+              "invalid address or answer for %.70s: '%.70s' (%.50s); check HF_ENDPOINT and MOE_FIREFOX_INDEX",
+              f->from->what, url ? url : "", reason);
+    free(url);
+}
+
 /* Judge an error of libcurl. */
 static outcome judge_error(fetch *f, CURLcode code, const char *host) {
     const char *reason = *f->reason ? f->reason : curl_easy_strerror(code);
@@ -350,9 +361,7 @@ static outcome judge_error(fetch *f, CURLcode code, const char *host) {
         text_fail(f->error, MOE_ERROR_IO, "network", "cannot find the proxy (%.100s); check https_proxy", reason);
         return FAILED;
     case CURLE_UNSUPPORTED_PROTOCOL:
-    case CURLE_URL_MALFORMAT:
-        text_fail(f->error, MOE_ERROR_IO, "network", "invalid address of %.80s: '%.100s'", f->from->what, f->from->url);
-        return FAILED;
+    case CURLE_URL_MALFORMAT: invalid_address(f, reason); return FAILED;
     case CURLE_OUT_OF_MEMORY: text_out_of_memory(f->error); return FAILED;
     case CURLE_COULDNT_RESOLVE_HOST:
     case CURLE_COULDNT_CONNECT:

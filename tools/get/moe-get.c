@@ -345,7 +345,7 @@ static moe_status find_reader(getter *g, const source_model *m, char why[WHY], m
 
 /* Return the model's origin: the page of a repository, or the index. */
 static char *origin_of(const getter *g, const source_model *m) {
-    return m->name.kind == SOURCE_HUB ? source_page_url(&m->name) : text_copy(g->index_url, strlen(g->index_url));
+    return m->name.kind == SOURCE_HUB ? source_page_url(&m->name) : source_shown_url(g->index_url);
 }
 
 static void print_metrics(const source_model *m) {
@@ -481,6 +481,13 @@ static int report(getter *g, const source_name *name) {
     return puts(folder), -1;
 }
 
+/* Return 1 if the source has published checksums of all files. */
+static int are_published(const source_model *m) {
+    size_t n = 0;
+    while (n < m->n && *m->files[n].sha256) n++;
+    return n == m->n;
+}
+
 /* Fetch a model from the source that has it. */
 static int fetch_model(getter *g, const source_model *m) {
     char folder[STORE_PATH], size[32], why[WHY], *origin = origin_of(g, m);
@@ -498,8 +505,8 @@ static int fetch_model(getter *g, const source_model *m) {
         store_model there;
         store_read(folder, m->name.id, &there);
         if (status < 0 && !g->o->quiet)
-            program_error("%s: %s in %.0f s, verified", m->name.id, megabytes(there.bytes, size),
-                          program_seconds() - begin);
+            program_error("%s: %s in %.0f s, %s", m->name.id, megabytes(there.bytes, size), program_seconds() - begin,
+                          are_published(m) ? "verified" : "verified as far as checksums are published");
         if (status < 0) status = report(g, &m->name);
     }
     free(origin);
@@ -575,11 +582,14 @@ static void begin_rows(rows *r, int as_json) {
 }
 
 static void put_row(rows *r, const row *m) {
-    char size[32];
+    char size[32], line[1024];
     r->n++;
     if (!r->as_json) {
-        printf("%-44s %10s  %-14s %s\n", m->name, m->bytes == SOURCE_UNKNOWN ? "" : megabytes(m->bytes, size),
-               *m->licence ? m->licence : "-", m->incomplete ? "incomplete" : m->about);
+        const int n = snprintf(line, sizeof line, "%-44s %10s  %-14s %s", m->name,
+                               m->bytes == SOURCE_UNKNOWN ? "" : megabytes(m->bytes, size),
+                               *m->licence ? m->licence : "-", m->incomplete ? "incomplete" : m->about);
+        text_append_clean(&r->text, line, n > 0 ? strlen(line) : 0);
+        text_append(&r->text, "\n", 1);
         return;
     }
     json_open(&r->j, NULL, '{');
@@ -597,7 +607,7 @@ static void put_row(rows *r, const row *m) {
 static int end_rows(rows *r) {
     if (r->as_json) json_close(&r->j, ']');
     const int failed = r->text.failed;
-    if (r->as_json && !failed) puts(r->text.data);
+    if (r->text.length && !failed) printf("%s%s", r->text.data, r->as_json ? "\n" : "");
     text_bytes_free(&r->text);
     return failed ? (program_error("out of memory"), EXIT_MODEL) : program_printed();
 }
@@ -654,8 +664,8 @@ static int search(getter *g, const char *word) {
     if (!list.n && status == EXIT_DONE && !g->o->json)
         fprintf(stderr,
                 "nothing matches '%s' here; OPUS-MT has more pairs: moe-get SOURCE-TARGET, and OWNER/NAME names "
-                "any repository of %s\n",
-                word, source_hub());
+                "any repository of Hugging Face\n",
+                word);
     const int printed = end_rows(&list);
     return status != EXIT_DONE ? status : printed;
 }

@@ -19,9 +19,9 @@ static const struct {
 } firefox = { "MOE_FIREFOX_INDEX",
               "https://storage.googleapis.com/moz-fx-translations-data--303e-prod-translations-data/db/models.json" },
   hub = { "HF_ENDPOINT", "https://huggingface.co" };
-static const char hub_description[] = "%s/api/models/%s/revision/%s?blobs=true", /* endpoint, OWNER/NAME, revision */
-    hub_file[] = "%s/%s/resolve/%s/%s", /* endpoint, OWNER/NAME, commit, file */
-    hub_page[] = "%s/%s";
+static const char hub_description[] = "/api/models/%s/revision/%s?blobs=true", /* OWNER/NAME, revision */
+    hub_file[] = "/%s/resolve/%s/%s",                                          /* OWNER/NAME, commit, file */
+    hub_page[] = "/%s";
 static const char firefox_licence[] = "MPL-2.0", opus_owner[] = "Helsinki-NLP/";
 static const char *const opus[] = { "Helsinki-NLP/opus-mt-", "Helsinki-NLP/opus-mt-tc-big-" }; /* followed by a pair */
 
@@ -50,17 +50,9 @@ static const char *address(const char *variable, const char *usual) {
     return given && *given ? given : usual;
 }
 
-const char *source_hub(void) { return address(hub.variable, hub.address); }
-
 char *source_index_url(void) {
     const char *url = address(firefox.variable, firefox.address);
     return text_copy(url, strlen(url));
-}
-
-/* Return the endpoint without slashes at its end. */
-static void endpoint(char out[SOURCE_NAME]) {
-    snprintf(out, SOURCE_NAME, "%s", source_hub());
-    for (size_t n = strlen(out); n && out[n - 1] == '/';) out[--n] = 0;
 }
 
 static char *finished(text_bytes *url) {
@@ -70,10 +62,11 @@ static char *finished(text_bytes *url) {
 }
 
 static char *hub_url(const char *format, const char *id, const char *revision, const char *file) {
-    char to[SOURCE_NAME];
+    const char *endpoint = address(hub.variable, hub.address), *const words[] = { id, revision, file };
+    size_t n = strlen(endpoint);
     text_bytes url = { 0 };
-    endpoint(to);
-    const char *const words[] = { to, id, revision, file };
+    while (n && strchr("/ \t\r\n", endpoint[n - 1])) n--;
+    text_append(&url, endpoint, n);
     for (size_t i = 0; *format; format++) /* without text_printf's limit on the length */
         if (format[0] == '%' && format[1] == 's') text_append_string(&url, words[i++]), format++;
         else text_append(&url, format, 1);
@@ -82,7 +75,22 @@ static char *hub_url(const char *format, const char *id, const char *revision, c
 
 char *source_hub_url(const source_name *name) { return hub_url(hub_description, name->repository, name->revision, ""); }
 char *source_card_url(const source_model *m) { return hub_url(hub_file, m->name.repository, m->version, "README.md"); }
-char *source_page_url(const source_name *name) { return hub_url(hub_page, name->repository, "", ""); }
+
+char *source_shown_url(const char *url) {
+    const char *begin = strstr(url, "://"), *at = begin ? begin + 3 : url;
+    const char *end = at + strcspn(at, "/?#"), *name = end;
+    text_bytes out = { 0 };
+    while (name > at && name[-1] != '@') name--;
+    text_append(&out, url, (size_t)(at - url));
+    text_append_string(&out, name);
+    return finished(&out);
+}
+
+char *source_page_url(const source_name *name) {
+    char *url = hub_url(hub_page, name->repository, "", ""), *shown = url ? source_shown_url(url) : NULL;
+    free(url);
+    return shown;
+}
 
 int source_allowed_url(const char *url, int encrypted) {
     return strncasecmp(url, "https://", 8) == 0 || (!encrypted && strncasecmp(url, "http://", 7) == 0);
@@ -426,14 +434,18 @@ moe_status source_from_index(const cJSON *index, const char *index_url, const so
                          "Firefox's index has no models or no baseUrl; check MOE_FIREFOX_INDEX, or try again later");
     if (!source_allowed_url(base, source_allowed_url(index_url, 1)))
         return text_fail(error, MOE_ERROR_FORMAT, "index",
-                         "Firefox's index was fetched over HTTPS, but its files are elsewhere (%.80s): refused", base);
+                         "the files of Firefox's index have the address '%.80s': refused, because it is not HTTPS; "
+                         "check MOE_FIREFOX_INDEX",
+                         base);
     if (!entries)
         return text_fail(error, MOE_ERROR_ARGUMENT, "name",
                          "Firefox has no model %.40s; moe-get --search WORD lists its models", pair);
     const cJSON *entry = cJSON_IsArray(entries) ? choose(entries, small) : NULL;
     if (!entry)
         return text_fail(error, MOE_ERROR_UNSUPPORTED, "index",
-                         "no entry for %.40s in Firefox's index has a model and a vocabulary with valid names", pair);
+                         "no entry for %.40s in Firefox's index has a model and a vocabulary with valid names; "
+                         "try moe-get %s%.40s",
+                         pair, opus[0], pair);
     const char *architecture = string(entry, "architecture"), *released = string(entry, "releaseStatus");
     char words[2][64];
     take_word(architecture, words[0]), take_word(released, words[1]);
@@ -501,18 +513,31 @@ static size_t layout_of(const cJSON *siblings) {
     return i;
 }
 
+static const char gguf_part[] = "*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].gguf";
+
+/* Return 1 if a GGUF file is a part of the same split file. */
+static int is_part_with(const char *name, const char *other) {
+    const size_t n = strlen(name), stem = n - strlen("00001-of-00002.gguf");
+    return fits(gguf_part, name) && fits(gguf_part, other) && strlen(other) == n && strncmp(name, other, stem) == 0 &&
+           strcmp(name + stem + 5, other + stem + 5) == 0;
+}
+
 static int is_wanted(const char *name, const source_name *wanted, size_t layout) {
-    if (*wanted->file) return strcmp(name, wanted->file) == 0 || fits("LICEN[SC]E*", name) || fits("README.md", name);
+    if (*wanted->file)
+        return strcmp(name, wanted->file) == 0 || is_part_with(name, wanted->file) || fits("LICEN[SC]E*", name) ||
+               fits("README.md", name);
     return is_small_file(name) ||
            (layout < N_WEIGHTS && (fits(weights[layout], name) || (*name && strcmp(indexes[layout], name) == 0)));
 }
 
 /* Check that all shards ("-00001-of-00002.TYPE") are listed. */
 static moe_status check_shards(const source_model *m, size_t layout, moe_error *error) {
+    const char *pattern = layout < N_WEIGHTS ? weights[layout] : gguf_part;
     size_t n = 0, all = 0;
-    for (size_t i = 0; i < m->n && layout < N_WEIGHTS; i++) {
-        const char *of = strstr(m->files[i].name, "-of-");
-        if (!of || !fits(weights[layout], m->files[i].name)) continue;
+    for (size_t i = 0; i < m->n; i++) {
+        const char *of = NULL;
+        for (const char *at = m->files[i].name; (at = strstr(at, "-of-")); at++) of = at;
+        if (!of || !fits(pattern, m->files[i].name)) continue;
         const size_t said = strtoul(of + 4, NULL, 10);
         n++;
         if (all && said != all)
@@ -570,9 +595,13 @@ static const struct known *known_of(const char *repository) {
 /* Explain that a repository has no weights of a known layout. */
 static moe_status no_weights(const cJSON *siblings, const source_name *name, moe_error *error) {
     const cJSON *sibling;
-    if (*name->file)
-        return text_fail(error, MOE_ERROR_ARGUMENT, "files", "%.80s has no file %.80s; see %.60s/%.80s",
-                         name->repository, name->file, source_hub(), name->repository);
+    if (*name->file) {
+        char *page = source_page_url(name);
+        text_fail(error, MOE_ERROR_ARGUMENT, "files", "%.80s has no file %.80s; see %.140s", name->repository,
+                  name->file, page ? page : "its page");
+        free(page);
+        return MOE_ERROR_ARGUMENT;
+    }
     cJSON_ArrayForEach(sibling, siblings) {
         const char *file = string(sibling, "rfilename");
         if (file && fits("*.gguf", file) && source_safe_name(file))

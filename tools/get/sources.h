@@ -62,7 +62,7 @@ char *source_index_url(void);                     /* MOE_FIREFOX_INDEX replaces 
 char *source_hub_url(const source_name *name);    /* description of a repository; HF_ENDPOINT */
 char *source_card_url(const source_model *model); /* the repository's README.md */
 char *source_page_url(const source_name *name);   /* the page of a model, for messages */
-const char *source_hub(void);                     /* Hugging Face or its mirror */
+char *source_shown_url(const char *url);          /* without user name and password, for messages and records */
 
 /* Parse an index or a description. NULL if it is damaged or has too many values for the memory limit. */
 cJSON *source_json(const char *data, size_t length);

@@ -368,6 +368,9 @@ moe_status store_list(store_model **out, size_t *n, moe_error *error) {
     listing all = { 0 };
     moe_status status = store_data(data, error);
     DIR *list = status ? NULL : opendir(data);
+    if (!status && !list && errno != ENOENT)
+        status = text_fail(error, MOE_ERROR_IO, "store", "cannot read %.160s: %s; XDG_DATA_HOME names another folder",
+                           data, strerror(errno));
     for (struct dirent *entry; !status && list && (entry = readdir(list));)
         if (source_safe_name(entry->d_name)) status = list_owner(data, entry->d_name, &all, error);
     if (list) closedir(list);
