@@ -2,11 +2,14 @@
 data for language detection, into the package. `make wheel` then adds the libraries that these files need. `make sdist`
 copies the repository's files that the build needs into a source distribution, below `source`."""
 
+import gzip
+import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 
 from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -69,6 +72,23 @@ class Sources(sdist):
             copy = pathlib.Path(base_dir, "source", path.relative_to(ROOT))
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, copy)
+
+    def make_archive(self, base_name, format, root_dir=None, base_dir=None, owner=None, group=None):
+        """Write the same bytes for the same files."""
+        name, top = f"{base_name}.tar.gz", pathlib.Path(base_dir)
+        with open(name, "wb") as file, gzip.GzipFile("", "wb", 9, file, 0) as packed, \
+                tarfile.open(fileobj=packed, mode="w") as archive:
+            for path in [top, *sorted(top.rglob("*"))]:
+                archive.add(path, recursive=False, filter=without_owner)
+        return name
+
+
+def without_owner(member):
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+    member.mtime = int(os.environ.get("SOURCE_DATE_EPOCH", 315532800))
+    return member
 
 
 class Wheel(bdist_wheel):

@@ -96,16 +96,14 @@ class Term:
     kept: int
 
 
-@dataclass(slots=True)
 class Job:
     """A text of a call; `text` and `given` are str or, for Arrow arrays, (address, length). An answer's `given` is the
-    ids of its prompt."""
+    ids of its prompt. `kept` is the memory that the library reads while the text is in flight."""
 
-    call: "Call"
-    number: int
-    text: object
-    given: object = None
-    kept: object = None  # the memory that the library reads while the text is in flight
+    __slots__ = "call", "number", "text", "given", "kept"
+
+    def __init__(self, call: "Call", number: int, text: object, given: object = None):
+        self.call, self.number, self.text, self.given, self.kept = call, number, text, given, None
 
 
 class Call:
@@ -164,7 +162,7 @@ class Glossary:
     def __init__(self, engine, terms):
         self.handle = ctypes.c_void_p()
         pairs = checked_terms(terms)
-        sides = [[text.encode("utf-8", "surrogatepass") for text in side] for side in zip(*pairs, strict=True)]
+        sides = [[text.encode("utf-8", "surrogatepass") for text in side] for side in zip(*pairs)]
         sources, targets = ((ctypes.c_char_p * len(pairs))(*side) for side in sides)
         with engine.state:
             engine.check()

@@ -132,7 +132,7 @@ def measured(options, reference, systems):
     if len(systems) > 1:
         named = [(f"{number}", texts) for number, (_, texts) in enumerate(systems)]
         chances = PairedTest(named, {"BLEU": bleu}, [reference], "ar", 1000)()[1]["BLEU"]
-        for row, chance in list(zip(found, chances, strict=True))[1:]:
+        for row, chance in list(zip(found, chances))[1:]:
             row["p"] = chance.p_value if row["bleu"] != found[0]["bleu"] else 1.0  # sacreBLEU: the lowest of all
     return found, signatures
 

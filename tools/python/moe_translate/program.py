@@ -202,7 +202,7 @@ class Watched:
     def __call__(self, texts):
         found = []
         self.total += len(texts)
-        for text, result in zip(texts, self.translator.results(texts), strict=True):
+        for text, result in zip(texts, self.translator.results(texts)):
             broken = untranslated(text, result.note)  # translated in pieces
             same = result.text == text and "left untranslated" in result.note
             found.append("" if result.error or broken or same else result.text)

@@ -9,6 +9,7 @@ separately.
 
 import itertools
 import re
+import sys
 from dataclasses import dataclass, field
 
 from .text import Text
@@ -42,7 +43,7 @@ class Mark:
     twin: object = None  # the other mark of a pair
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False, **({"slots": True} if sys.version_info >= (3, 10) else {}))
 class Segment:
     """A translatable text. Items hold decoded text; `escape` encodes text as the document does."""
 
@@ -115,7 +116,7 @@ class Segment:
 
     def accept_pieces(self, translations):
         out = []
-        for item, translation in zip(self.items, translations, strict=True):
+        for item, translation in zip(self.items, translations):
             if not translation:
                 out.append(item)
             else:

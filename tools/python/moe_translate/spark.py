@@ -54,7 +54,7 @@ def translate_files(spark, files, output, model, column="value", **options):
     made, names = [], [os.path.basename(file.rstrip("/")) for file in files]
     if len(set(names)) < len(names):
         raise ValueError("two files have the same name")
-    for file, name in zip(files, names, strict=True):
+    for file, name in zip(files, names):
         folder = f"{output.rstrip('/')}/{name}"
         if _exists(spark, f"{folder}/_SUCCESS"):
             continue

@@ -12,13 +12,16 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from . import library as c
 from .engine import (Call, Engine, Glossary, Job, MoeError, Term, checked, checked_call, checked_terms, language, lib,
                      no_text, register_for_fork, without_nul)
 from .local import chosen
 from .typed import CallOptions, Options, Unpack
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeAlias  # checkers know it without the package
 
 
 class TextError(MoeError):
@@ -133,11 +136,11 @@ def _option_string(settings):
     return os.fsencode(";".join(parts))  # file names need not be UTF-8
 
 
-Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
-Terms: TypeAlias = "Mapping[str, str] | None"
-Cell: TypeAlias = "str | float | None"  # of a column; floats are NaN
-Progress: TypeAlias = "Callable[[int], object] | None"
-Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, str]]"
+Paths: "TypeAlias" = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+Terms: "TypeAlias" = "Mapping[str, str] | None"
+Cell: "TypeAlias" = "str | float | None"  # of a column; floats are NaN
+Progress: "TypeAlias" = "Callable[[int], object] | None"
+Prompt: "TypeAlias" = "str | Sequence[int] | Sequence[Mapping[str, str]]"
 
 
 class Model:
@@ -334,7 +337,7 @@ class _List(Call):
     """A list of texts, None for missing ones; `given`: a prefix or translation of each, or None."""
 
     def __init__(self, texts, given=None, convert=None, **more):
-        pairs = zip(texts, given if given is not None else [None] * len(texts), strict=True)
+        pairs = zip(texts, given if given is not None else [None] * len(texts))
         jobs = (Job(self, number, *pair) for number, pair in enumerate(pairs) if pair[0] is not None)
         super().__init__(jobs, convert or _best, None, **more)
         self.rows, self.count = len(texts), sum(text is not None for text in texts)
@@ -1035,7 +1038,7 @@ def _spans(array):
     _, offsets, data = array.buffers()
     ends = (ctypes.c_int64 * (array.offset + len(array) + 1)).from_address(offsets.address)[array.offset :]
     base = data.address if data else 0
-    return [(base + begin, end - begin) for begin, end in itertools.pairwise(ends)]
+    return [(base + begin, end - begin) for begin, end in zip(ends, ends[1:])]
 
 
 def _is_missing(cell):

@@ -95,7 +95,7 @@ def rename_columns(flow, member, changed):
         return
     names = {table: [name for _, name in COLUMN.findall(text)] for table, text in tables.items()}
     old, new = archive.tree(member), Tree(changed[member], numbered=False)
-    pairs = list(zip(strings_in(old), strings_in(new), strict=True))
+    pairs = list(zip(strings_in(old), strings_in(new)))
     headings, done, kept = {heading(name) for columns in names.values() for name in columns}, {}, set()
     headings |= {heading(label) for text in tables.values() for _, label in LABEL.findall(text)}
     for source, translation in pairs:
