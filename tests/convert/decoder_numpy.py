@@ -48,11 +48,19 @@ def draw(logits, bits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
                                                               sums[-1])
 
 
+def usual_name(name):
+    """Return a tensor's name in Qwen's spelling if it has Mixtral's."""
+    for theirs, usual in ("block_sparse_moe", "mlp"), (".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj."):
+        name = name.replace(theirs, usual)
+    return name
+
+
 class Decoder:
     def __init__(self, config, arrays, wrong=(), bits=32):
         """`wrong` names deliberate errors that tests must detect; `bits` is the precision of cached keys and values."""
-        self.c, self.w, self.wrong, self.bits = config, arrays, wrong, bits
-        self.head = config["head_dim"]
+        self.c, self.wrong, self.bits = {"norm_topk_prob": True, **config}, wrong, bits
+        self.w = {usual_name(name): x for name, x in arrays.items()}
+        self.head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         about = config.get("rope_parameters") or {}
         theta = config.get("rope_theta") or about.get("rope_theta", 1e4)
         alpha = (config.get("rope_scaling") or {}).get("alpha")
@@ -102,13 +110,13 @@ class Decoder:
 
     def attention(self, z, at):
         n, queries, keys = len(z), self.c["num_attention_heads"], self.c["num_key_value_heads"]
-        family = self.c["model_type"]
-        q, k, v = ((z @ self.w[f"{at}{part}_proj.weight"].T).reshape(n, heads, self.head)
+        bias = lambda part: 0 if "unbiased" in self.wrong else self.w.get(f"{at}{part}_proj.bias", 0)
+        q, k, v = ((z @ self.w[f"{at}{part}_proj.weight"].T + bias(part)).reshape(n, heads, self.head)
                    for part, heads in (("q", queries), ("k", keys), ("v", keys)))
-        hunyuan = family == "hunyuan_v1_dense"
+        hunyuan = self.c["model_type"] == "hunyuan_v1_dense"
         names = ("query_layernorm", "key_layernorm") if hunyuan else ("q_norm", "k_norm")
         norms = [lambda x, name=name: self.rms(x, f"{at}{name}.weight") for name in names]
-        if family == "llama":
+        if at + names[0] + ".weight" not in self.w:
             q, k = self.turn(q), self.turn(k)
         elif hunyuan != ("side" in self.wrong):
             q, k = (norm(self.turn(x)) for norm, x in zip(norms, (q, k)))

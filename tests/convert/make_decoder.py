@@ -1,5 +1,6 @@
 """Create small random checkpoints of decoder-only models in Hugging Face's layout; a seed determines the weights."""
 import base64
+import itertools
 import json
 import math
 import os
@@ -11,6 +12,7 @@ V = 96
 COMMON = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12,
           "vocab_size": V, "hidden_act": "silu", "attention_bias": False, "intermediate_size": 40, "bos_token_id": 1,
           "max_position_embeddings": 128, "torch_dtype": "bfloat16"}
+WITHOUT_HEAD = {key: value for key, value in COMMON.items() if key != "head_dim"}
 SPARSE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 CONFIGS = {
     "hy_v3": {**COMMON, **SPARSE, "architectures": ["HYV3ForCausalLM"], "model_type": "hy_v3", "rms_norm_eps": 1e-5,
@@ -25,11 +27,25 @@ CONFIGS = {
                   "eos_token_id": 2, "num_attention_heads": 6, "decoder_sparse_step": 1, "mlp_only_layers": [1]},
     "llama": {**COMMON, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5,
               "tie_word_embeddings": True, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None,
-              "eos_token_id": 2, "num_attention_heads": 6, "rope_interleaved": False}}
+              "eos_token_id": 2, "num_attention_heads": 6, "rope_interleaved": False},
+    "qwen3": {**COMMON, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rms_norm_eps": 1e-6,
+              "tie_word_embeddings": True, "rope_theta": 1e6, "eos_token_id": 2, "use_sliding_window": False,
+              "sliding_window": None, "max_window_layers": 3, "num_attention_heads": 6},
+    "qwen2": {**WITHOUT_HEAD, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rms_norm_eps": 1e-6,
+              "tie_word_embeddings": False, "rope_theta": 1e6, "eos_token_id": 2, "use_sliding_window": False,
+              "sliding_window": 16, "max_window_layers": 2, "use_mrope": False},
+    "mistral": {**COMMON, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "rms_norm_eps": 1e-5,
+                "tie_word_embeddings": False, "rope_theta": 1e4, "eos_token_id": 2, "sliding_window": 124},
+    "mixtral": {**WITHOUT_HEAD, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "rms_norm_eps": 1e-5,
+                "tie_word_embeddings": False, "rope_theta": 1e6, "eos_token_id": 2, "sliding_window": None,
+                "num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.02}}
+FAMILIES = tuple(CONFIGS)
+SPARSE_FAMILIES = "hy_v3", "qwen3_moe", "mixtral"
+NORMED_FAMILIES = "hy_v3", "hunyuan_v1_dense", "qwen3_moe", "qwen3"  # queries and keys have norms
 LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
            "original_max_position_embeddings": 48, "rope_theta": 100.0}
 GENERATION = {"do_sample": True, "temperature": 0.7, "top_k": -1, "top_p": 0.6, "repetition_penalty": 1.05}
-ENDS = {"hy_v3": [2], "hunyuan_v1_dense": [2], "qwen3_moe": [2, 3, 4], "llama": [2]}
+ENDS = {family: [2] for family in FAMILIES} | {"qwen3_moe": [2, 3, 4]}
 
 
 def bf16(x):
@@ -41,12 +57,16 @@ def bf16(x):
 def is_sparse(c, i):
     if c["model_type"] == "hy_v3":
         return i >= c["first_k_dense_replace"]
-    return c["model_type"] == "qwen3_moe" and i not in c["mlp_only_layers"]
+    return c["model_type"] in SPARSE_FAMILIES and i not in c.get("mlp_only_layers", ())
+
+
+def head_of(c):
+    return c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
 
 
 def shapes(c):
     """Return the shapes of a checkpoint's tensors by published name."""
-    d, h, queries, keys = c["hidden_size"], c["head_dim"], c["num_attention_heads"], c["num_key_value_heads"]
+    d, h, queries, keys = c["hidden_size"], head_of(c), c["num_attention_heads"], c["num_key_value_heads"]
     out = {"model.embed_tokens.weight": (c["vocab_size"], d), "model.norm.weight": (d,)}
     if not c["tie_word_embeddings"]:
         out["lm_head.weight"] = (c["vocab_size"], d)
@@ -59,11 +79,19 @@ def shapes(c):
             out[f"{at}{name}.weight"] = (d,)
         for part, rows, cols in ("q", queries * h, d), ("k", keys * h, d), ("v", keys * h, d), ("o", d, queries * h):
             out[f"{at}self_attn.{part}_proj.weight"] = (rows, cols)
+            if c["model_type"] == "qwen2" and part != "o":
+                out[f"{at}self_attn.{part}_proj.bias"] = (rows,)
         norms = ("query_layernorm", "key_layernorm") if hunyuan else ("q_norm", "k_norm")
-        for name in norms if c["model_type"] != "llama" else ():
+        for name in norms if c["model_type"] in NORMED_FAMILIES else ():
             out[f"{at}self_attn.{name}.weight"] = (h,)
         if not is_sparse(c, i):
             units(at + "mlp.", c["intermediate_size"])
+            continue
+        if c["model_type"] == "mixtral":
+            out[at + "block_sparse_moe.gate.weight"] = (c["num_local_experts"], d)
+            for expert, part in itertools.product(range(c["num_local_experts"]), (1, 2, 3)):
+                shape = (d, c["intermediate_size"]) if part == 2 else (c["intermediate_size"], d)
+                out[f"{at}block_sparse_moe.experts.{expert}.w{part}.weight"] = shape
             continue
         out[at + ("mlp.router.gate" if c["model_type"] == "hy_v3" else "mlp.gate") + ".weight"] = (c["num_experts"], d)
         for expert in range(c["num_experts"]):
@@ -80,8 +108,8 @@ def arrays_of(c, seed):
         x = rng.standard_normal(shape)
         if name.endswith("norm.weight"):
             x = 1 + 0.4 * x
-        elif name.endswith("expert_bias"):
-            x = 0.2 * x
+        elif name.endswith("bias"):
+            x = 0.2 * x if name.endswith("expert_bias") else 0.5 * x
         elif name not in ("model.embed_tokens.weight",):
             x = x * (3 if "gate.weight" in name else 1.6) / np.sqrt(shape[-1])
         out[name] = np.float32(x) if name.endswith("expert_bias") else bf16(x)
@@ -92,19 +120,27 @@ def arrays_of(c, seed):
     return out
 
 
+SECOND = {"mlp.router.gate.": "mlp.gate.", "mlp.shared_mlp.": "mlp.shared_experts.",
+          "mlp.expert_bias": "mlp.e_score_correction_bias", "block_sparse_moe.": "mlp.", ".w1.weight": ".gate_proj.weight",
+          ".w2.weight": ".down_proj.weight", ".w3.weight": ".up_proj.weight"}
+
+
+def second_name(name):
+    for published, second in SECOND.items():
+        name = name.replace(published, second)
+    return name
+
+
 def fused(c, arrays):
     """Return the arrays under the second published naming scheme, in which experts are stacked in one tensor."""
-    out = {}
+    out, arrays = {}, {second_name(name): x for name, x in arrays.items()}
     for name, x in arrays.items():
-        for published, second in (("mlp.router.gate.", "mlp.gate."), ("mlp.shared_mlp.", "mlp.shared_experts."),
-                                  ("mlp.expert_bias", "mlp.e_score_correction_bias")):
-            name = name.replace(published, second)
         if ".experts." not in name:
             out[name] = x
     for i in filter(lambda i: is_sparse(c, i), range(c["num_hidden_layers"])):
         at = f"model.layers.{i}.mlp.experts."
         part = lambda e, name: arrays[f"{at}{e}.{name}_proj.weight"]
-        experts = range(c["num_experts"])
+        experts = range(c.get("num_experts") or c["num_local_experts"])
         out[at + "gate_up_proj"] = np.stack([np.concatenate([part(e, "gate"), part(e, "up")]) for e in experts])
         out[at + "down_proj"] = np.stack([part(e, "down") for e in experts])
     return out

@@ -9,16 +9,19 @@ import re
 import gguf
 import numpy as np
 
-from make_decoder import TOKENISER
+from make_decoder import SPARSE_FAMILIES, TOKENISER, head_of, second_name
 
-ARCHITECTURES = {"hy_v3": "hy_v3", "hunyuan_v1_dense": "hunyuan-dense", "qwen3_moe": "qwen3moe", "llama": "llama"}
-PRE = {"hy_v3": "hunyuan-dense", "hunyuan_v1_dense": "hunyuan-dense", "qwen3_moe": "qwen2", "llama": "smollm"}
-TOKENISERS = {"hy_v3": "A", "hunyuan_v1_dense": "A", "qwen3_moe": "C", "llama": "smollm"}
+ARCHITECTURES = {"hy_v3": "hy_v3", "hunyuan_v1_dense": "hunyuan-dense", "qwen3_moe": "qwen3moe", "llama": "llama",
+                 "qwen3": "qwen3", "qwen2": "qwen2", "mistral": "llama", "mixtral": "llama"}
+TOKENISERS = {family: {"hy_v3": "A", "hunyuan_v1_dense": "A"}.get(family, "C" if "qwen" in family else "smollm")
+              for family in ARCHITECTURES}
+PRE = {family: {"A": "hunyuan-dense", "C": "qwen2"}.get(kind, kind) for family, kind in TOKENISERS.items()}
 NAMES = (("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output"),
          ("model.layers.", "blk."), ("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm"),
          *((f"self_attn.{x}_proj", f"attn_{x}") for x in "qkv"), ("self_attn.o_proj", "attn_output"),
          ("self_attn.query_layernorm", "attn_q_norm"), ("self_attn.key_layernorm", "attn_k_norm"),
          ("self_attn.q_norm", "attn_q_norm"), ("self_attn.k_norm", "attn_k_norm"),
+         ("block_sparse_moe.", "mlp."), (".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj."),
          ("mlp.router.gate", "ffn_gate_inp"), ("mlp.gate.", "ffn_gate_inp."), ("mlp.expert_bias", "exp_probs_b.bias"),
          *((f"mlp.shared_mlp.{x}_proj", f"ffn_{x}_shexp") for x in ("gate", "up", "down")),
          *((f"mlp.{x}_proj", f"ffn_{x}") for x in ("gate", "up", "down")))
@@ -28,16 +31,20 @@ EXPERT = re.compile(r"(.*\.)mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 def keys_of(c):
     """Return the metadata {key: value} of a config; keys lack the architecture prefix."""
     theta = c.get("rope_theta") or c.get("rope_parameters", {}).get("rope_theta", 1e4)
-    alpha = (c.get("rope_scaling") or {}).get("alpha", 1)
-    keys = {"block_count": c["num_hidden_layers"], "context_length": c["max_position_embeddings"],
+    alpha, head = (c.get("rope_scaling") or {}).get("alpha", 1), head_of(c)
+    window = c.get("sliding_window") if c["model_type"] == "mistral" else None
+    keys = {"block_count": c["num_hidden_layers"],
+            "context_length": min(c["max_position_embeddings"], window or c["max_position_embeddings"]),
             "embedding_length": c["hidden_size"], "feed_forward_length": c["intermediate_size"],
             "attention.head_count": c["num_attention_heads"], "attention.head_count_kv": c["num_key_value_heads"],
-            "attention.key_length": c["head_dim"], "attention.value_length": c["head_dim"],
+            "attention.key_length": head, "attention.value_length": head,
             "attention.layer_norm_rms_epsilon": float(c["rms_norm_eps"]),
-            "rope.freq_base": float(theta * alpha ** (c["head_dim"] / (c["head_dim"] - 2)))}
-    if "num_experts" in c:
-        keys.update({"expert_count": c["num_experts"], "expert_used_count": c["num_experts_per_tok"],
-                     "expert_feed_forward_length": c["moe_intermediate_size"]})
+            "rope.freq_base": float(theta * alpha ** (head / (head - 2)))}
+    if c["model_type"] in SPARSE_FAMILIES:
+        keys.update({"expert_count": c.get("num_experts") or c["num_local_experts"],
+                     "expert_used_count": c["num_experts_per_tok"]})
+    if "moe_intermediate_size" in c:
+        keys["expert_feed_forward_length"] = c["moe_intermediate_size"]
     if c["model_type"] == "hy_v3":
         keys.update({"expert_shared_feed_forward_length": c["moe_intermediate_size"] * c["num_shared_experts"],
                      "expert_weights_norm": True, "expert_weights_scale": c["router_scaling_factor"],
@@ -54,12 +61,12 @@ def arrays_of(c, arrays, fused=False):
     """Return the tensors by llama.cpp's names; `fused` merges the gate and up matrices of experts."""
     out, experts = {}, {}
     for name, x in arrays.items():
-        expert = EXPERT.fullmatch(name)
+        expert = EXPERT.fullmatch(second_name(name))
         if expert:
             experts.setdefault((expert[1], expert[3]), []).append(x)
             continue
         heads = {"q_proj": c["num_attention_heads"], "k_proj": c["num_key_value_heads"]}.get(name.split(".")[-2])
-        x = interleaved(x, heads) if heads and c["model_type"] == "llama" else x
+        x = interleaved(x, heads) if heads and ARCHITECTURES[c["model_type"]] == "llama" else x
         for a, b in NAMES:
             name = name.replace(a, b)
         out[name] = x

@@ -34,9 +34,16 @@ try:
     import moefile
 except ImportError:
     np = None
+try:
+    import torch
+    import transformers
+    if transformers.__version__ != "4.57.6":
+        transformers = None
+except ImportError:
+    transformers = None
 test = Suite()
 numpy_test = test.needs(np, "NumPy")
-FAMILIES = "hy_v3", "hunyuan_v1_dense", "qwen3_moe", "llama"
+oracle_test = test.needs(transformers, "transformers 4.57.6")
 PROMPTS, LIMIT = 16, 8
 
 
@@ -104,12 +111,42 @@ TARGETS = [5 + 7 * i % 80 for i in range(6)]
 
 @numpy_test
 def scores_match_the_reference():
-    for family in FAMILIES:
+    for family in make.FAMILIES:
         with converted(family) as (model, config, arrays):
             reference = decoder_numpy.Decoder(config, arrays)
             sources = [make.prompt(i) for i in range(PROMPTS)]
             for got, source in zip(scores(model, [(s, TARGETS) for s in sources]), sources, strict=True):
                 assert close(got, reference.score(source, TARGETS + [2])), (family, source)
+
+
+@oracle_test
+def the_reference_matches_transformers():
+    """transformers 4.57.6 lacks hy_v3; ../shared/llm has values of 5.24.0."""
+    for family in make.FAMILIES:
+        if family == "hy_v3":
+            continue
+        with tempfile.TemporaryDirectory() as at:
+            config, arrays = make.make(at, family)
+            model = transformers.AutoModelForCausalLM.from_pretrained(at, dtype=torch.float64,
+                                                                      attn_implementation="eager").eval()
+        for i in range(PROMPTS):
+            source = make.prompt(i)
+            with torch.no_grad():
+                wanted = torch.log_softmax(model(torch.tensor([source])).logits[0], -1).numpy()
+            # transformers computes norms, rotations and router probabilities in float32
+            found = decoder_numpy.Decoder(config, arrays).logprobs(source)
+            assert abs(found - wanted).max() < 2e-5, (family, i, abs(found - wanted).max())
+
+
+@numpy_test
+def a_window_limits_positions():
+    with converted("mistral", sliding_window=40) as (model, config, arrays):
+        assert moefile.read(model)[0]["rotary.positions"] == 40
+        source = make.prompt(0)[:20]
+        found, = scores(model, [(source, TARGETS)])
+        assert close(found, decoder_numpy.Decoder(config, arrays).score(source, TARGETS + [2]))
+    with converted("mistral", sliding_window=None) as (model, _, _):
+        assert moefile.read(model)[0]["rotary.positions"] == 128
 
 
 @numpy_test
@@ -119,7 +156,10 @@ def wrong_formulas_are_detected():
                        "shared"),
              "hunyuan_v1_dense": ("side", "neighbours", "spread", "exchanged", "alpha"),
              "qwen3_moe": ("side", "neighbours", "spread", "exchanged", "norm"),
-             "llama": ("neighbours", "spread", "exchanged")}
+             "llama": ("neighbours", "spread", "exchanged"), "qwen3": ("side", "neighbours", "spread", "exchanged"),
+             "qwen2": ("neighbours", "spread", "exchanged", "unbiased"),
+             "mistral": ("neighbours", "spread", "exchanged"), "mixtral": ("neighbours", "spread", "exchanged", "norm")}
+    assert sorted(wrong) == sorted(make.FAMILIES)
     for family, mistakes in wrong.items():
         with tempfile.TemporaryDirectory() as at:
             config, arrays = make.make(at, family)
@@ -145,7 +185,7 @@ def llama_3_frequencies_match_the_reference():
 
 @numpy_test
 def searches_match_the_reference():
-    for family in FAMILIES:
+    for family in make.FAMILIES:
         with converted(family) as (model, config, arrays):
             sure, ended = 0, 0
             for beam, early in (1, 0), (4, 0), (4, 1):
@@ -163,7 +203,7 @@ def searches_match_the_reference():
 @numpy_test
 def repetition_penalties_match_the_reference():
     """Greedy search penalises logits, beam search log-probabilities; reported log-probabilities exclude the penalty."""
-    for family in FAMILIES:
+    for family in make.FAMILIES:
         with converted(family) as (model, config, arrays):
             reference, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(PROMPTS)]
             sure, moved = 0, 0
@@ -204,7 +244,7 @@ def sampling_options(seed, how):
 @numpy_test
 def samples_match_the_reference():
     """Compare samples for many seeds unless rounding could change them. llama's vocabulary fills several chunks."""
-    for family in FAMILIES:
+    for family in make.FAMILIES:
         with converted(family, **({"vocab_size": 2500} if family == "llama" else {})) as (model, config, arrays):
             reference, sources = decoder_numpy.Decoder(config, arrays), [make.prompt(i) for i in range(PROMPTS)]
             sure, others = 0, set()
@@ -339,7 +379,7 @@ def cached_keys_and_values_match_the_reference():
     """With F16 and Q8 caches, scores are much closer to a reference with the same rounding than to the others. The
     scores differ slightly, because values halfway between two codes may be rounded either way."""
     pairs = [(make.prompt(i), TARGETS) for i in range(PROMPTS)]
-    for family in FAMILIES:
+    for family in make.FAMILIES:
         with converted(family) as (model, config, arrays):
             def distance(found, *reference):
                 return np.mean([np.abs(np.subtract(got, wanted)).mean() for got, wanted in zip(found, reference)])
@@ -358,7 +398,7 @@ def cached_keys_and_values_match_the_reference():
 
 @numpy_test
 def results_do_not_depend_on_batch_threads_instructions_or_device():
-    for family in FAMILIES:
+    for family in make.FAMILIES:
         for kind, bits, search in ("f32", "16", ()), ("q8", "8", ("--repetition-penalty=1.3",)), ("q4", "32", ()), \
                 ("f32", "16", ("--beam", "1", "--repetition-penalty=1.3")), \
                 ("q8", "16", ("--beam", "1", "--temperature=0.9", "--top-p=0.9", "--top-k=40", "--min-p=0.01",
@@ -459,7 +499,7 @@ def shared_prefixes_do_not_change_results():
                for beginning in (long, other)]
     sources = sources + sources[::-1] + sources[::3]
     sources += [[i] * 16 + after[16:34] for i in range(5, 35) for after in (long, other)]
-    for family in FAMILIES:
+    for family in make.FAMILIES:
         with converted(family, "--type", "q8") as (model, _, _):
             for bits, beam, how in ("16", "1", ()), ("8", "3", ()), ("32", "1", ("--score",)), \
                     ("16", "1", ("--temperature=1.1", "--seed=3", "--repetition-penalty=1.1")):
@@ -647,7 +687,7 @@ def keys_without_effect_are_accepted():
     more = {"transformers_version": "5.0.0", "use_cache": True, "initializer_range": 0.02, "eod_token_id": 3,
             "auto_map": {"AutoConfig": "x.X"}, "sliding_window": 4096, "temperature": 1.0, "max_length": 20,
             "unsloth_version": "1", "attention_dropout": 0.1, "prefix": None, "unknown": None}
-    for family in FAMILIES:
+    for family in make.FAMILIES:
         with tempfile.TemporaryDirectory() as at:
             make.write(at, {**make.CONFIGS[family], **more}, make.arrays_of(make.CONFIGS[family], 1))
             assert convert(at, os.path.join(at, "converted")) is None, family
@@ -697,7 +737,7 @@ def answers_end_like_those_of_the_chat_template():
 
 @numpy_test
 def missing_and_extra_tensors_are_rejected():
-    for family in FAMILIES:
+    for family in make.FAMILIES:
         config = make.CONFIGS[family]
         arrays = make.arrays_of(config, 1)
         for name in {*list(arrays)[::7], *({"lm_head.weight"} & arrays.keys())}:

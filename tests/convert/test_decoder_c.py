@@ -30,8 +30,6 @@ except ImportError:
     gguf = None
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"))
 SHARED = os.path.join(ROOT, "..", "shared", "llm")
-FAMILIES = "hy_v3", "hunyuan_v1_dense", "qwen3_moe", "llama"
-TOKENISERS = dict(zip(FAMILIES, "AAC")) | {"llama": "smollm"}
 WIDE = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 96, "moe_intermediate_size": 32,
         "num_attention_heads": 4}
 test = Suite()
@@ -101,14 +99,14 @@ def gguf_file(family, vocabulary=None, changes=(), **more):
 
 @gguf_test
 def folders_have_the_same_bytes():
-    for family in FAMILIES:
+    for family in make.FAMILIES:
         for options in {}, {"second": True}, {"shards": 3}:
             with tempfile.TemporaryDirectory() as at:
                 make.make(at, family, **options)
                 assert_same(at)
         with tempfile.TemporaryDirectory() as at:
             make.make(at, family, vocab_size=448)
-            make.write_tokeniser(at, TOKENISERS[family])
+            make.write_tokeniser(at, make_gguf.TOKENISERS[family])
             for formats in ("f32", "-"), ("q8", "q4m"), ("bf16", "f16"), ("q4", "-"), ("q4m", "q8b"):
                 assert_same(at, *formats)
     with tempfile.TemporaryDirectory() as at:
@@ -138,8 +136,8 @@ def shared_folders_have_the_same_bytes():
 def gguf_files_have_the_same_bytes():
     rename = lambda tensors: {name.replace("exp_probs_b.bias", "exp_probs_b"): x for name, x in tensors.items()}
     sampling = {"temp": 0.75, "top_k": 20, "top_p": 0.5, "min_p": 0.25, "penalty_repeat": 1.5, "mirostat": 2}
-    for family in FAMILIES:
-        sparse = family in ("hy_v3", "qwen3_moe")
+    for family in make.FAMILIES:
+        sparse = family in make.SPARSE_FAMILIES
         sampled = {f"general__sampling__{x}": y for x, y in sampling.items()}
         for more in {}, {"change": rename}, {"fused": sparse}, sampled:
             with gguf_file(family, **more) as path:

@@ -13,7 +13,6 @@ NAMES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_c
 SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
          "intermediate_size": 8, "moe_intermediate_size": 4, "num_experts": 3, "num_experts_per_tok": 2,
          "max_position_embeddings": 16}
-TOKENISERS = {"hy_v3": "A", "hunyuan_v1_dense": "A", "qwen3_moe": "C", "llama": "smollm"}
 
 
 def write(made, name, at):
@@ -24,13 +23,15 @@ def write(made, name, at):
 
 def small(at, family, **changes):
     changes = {**SMALL, **changes}
-    if family in ("llama", "hunyuan_v1_dense"):
+    if family == "mixtral":
+        changes = {**changes, "num_local_experts": changes["num_experts"], "num_experts": None}
+    elif family not in make.SPARSE_FAMILIES:
         changes = {key: x for key, x in changes.items() if "expert" not in key}
     return make.make(at, family, **changes)
 
 
 def write_seeds(made):
-    for family, kind in TOKENISERS.items():
+    for family, kind in make_gguf.TOKENISERS.items():
         for number, options in enumerate(({}, {"second": True}, {"shards": 2}, {"vocab_size": 448})):
             with tempfile.TemporaryDirectory() as at:
                 small(at, family, **options)

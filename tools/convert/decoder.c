@@ -12,8 +12,8 @@ enum { BLOCK = 64, LIMIT = 512, MAX_SOURCES = 3, NAME = 160, WIDEST = 1 << 20 };
 /* ---- Tables ---- */
 
 static const decoder_family families[] = {
-#define FAMILY(name, class, architecture, head_norm, tied, epsilon, dense) \
-    { name, class, architecture, head_norm, tied, epsilon, dense },
+#define FAMILY(name, class, architecture, head_norm, tied, epsilon, dense, biased, windowed) \
+    { name, class, architecture, head_norm, tied, epsilon, dense, biased, windowed },
 #include "tools/convert/decoder.inc"
 };
 enum { FAMILIES = sizeof families / sizeof *families };
@@ -52,17 +52,20 @@ const decoder_family *decoder_family_named(const char *name) {
     return NULL;
 }
 
-const decoder_family *decoder_family_of(const char *name, size_t length) {
+const decoder_family *decoder_family_of(const char *name, size_t length, int sparse) {
+    const decoder_family *found = NULL;
     for (size_t i = 0; i < FAMILIES; i++)
-        if (text_is(name, length, families[i].architecture)) return &families[i];
-    return NULL;
+        if (text_is(name, length, families[i].architecture) && (!found || (sparse && found->dense)))
+            found = &families[i];
+    return found;
 }
 
 void decoder_families(int of_gguf, char *out, size_t size) {
     size_t n = 0;
     for (size_t i = 0; i < FAMILIES && n < size; i++)
-        n += (size_t)snprintf(out + n, size - n, "%s%s", i ? ", " : "",
-                              of_gguf ? families[i].architecture : families[i].name);
+        if (!of_gguf || !i || strcmp(families[i].architecture, families[i - 1].architecture) != 0)
+            n += (size_t)snprintf(out + n, size - n, "%s%s", i ? ", " : "",
+                                  of_gguf ? families[i].architecture : families[i].name);
 }
 
 /* ---- Configuration ---- */
@@ -91,7 +94,11 @@ void decoder_begin_with(making *m, decoder *d, decoder_tokens *t, int64_t start,
     making_note(m, "each text begins with the bos token %" PRId64 ", as %s requires", start, file);
 }
 
-static int64_t positions(const decoder *d) { return d->context < DECODER_POSITIONS ? d->context : DECODER_POSITIONS; }
+/* Return the number of positions of the model file. A window changes nothing up to its length. */
+static int64_t positions(const decoder *d) {
+    const int64_t n = d->window && d->window < d->context ? d->window : d->context;
+    return n < DECODER_POSITIONS ? n : DECODER_POSITIONS;
+}
 
 static int any_sparse(const decoder *d) {
     for (int64_t i = 0; i < d->layers; i++)
@@ -258,6 +265,7 @@ static int64_t size_of(const decoder *d, int dimension) {
 
 static int is_wanted(const decoder *d, const char *when) {
     if (strcmp(when, "head_norm") == 0) return strcmp(d->family->head_norm, "none") != 0;
+    if (strcmp(when, "biased") == 0) return d->family->biased;
     if (strcmp(when, "choice") == 0) return strcmp(d->weights, "sigmoid") == 0;
     return strcmp(when, "shared") != 0 || d->shared > 0;
 }
@@ -518,13 +526,23 @@ static int fits_q8(const float *row, size_t cols) {
     return !(largest > 0) || !isinf(127.0f / largest);
 }
 
+/* Read a vector, which may have several parts. */
+static void fill_vector(builder *b, const tensor *t, float *out) {
+    for (size_t i = 0, at = 0; i < t->n_parts; at += (size_t)t->parts[i++].rows)
+        if (!stored_row(t->parts[i].item, t->parts[i].first, out + at, (size_t)t->parts[i].rows))
+            stop_at(b, t, t->parts[i].item, "contains values that are not finite", out);
+}
+
 static void fill(void *user, size_t index, size_t piece, size_t row, float *out, size_t cols) {
     builder *b = user;
     const tensor *t = &b->tensors[index];
     const part *p = t->parts;
-    size_t n = cols;
     if (t->from == FROM_POSITIONS) {
         fill_positions(b->d, row, out);
+        return;
+    }
+    if (!t->cols) {
+        fill_vector(b, t, out);
         return;
     }
     if (t->experts) {
@@ -532,11 +550,10 @@ static void fill(void *user, size_t index, size_t piece, size_t row, float *out,
         p = &t->parts[3 * piece + k];
         row -= k * t->rows;
     }
-    while (!t->experts && t->cols && row >= p->rows) row -= p++->rows;
-    if (!t->cols) n = (size_t)p->rows; /* a vector */
-    if (!stored_row(p->item, p->first + row, out, n))
+    while (!t->experts && row >= p->rows) row -= p++->rows;
+    if (!stored_row(p->item, p->first + row, out, cols))
         stop_at(b, t, p->item, "contains values that are not finite", out);
-    else if ((t->experts ? b->experts : b->type) == MOE_TYPE_Q8 && t->cols && !t->f32 && !fits_q8(out, n))
+    else if ((t->experts ? b->experts : b->type) == MOE_TYPE_Q8 && !t->f32 && !fits_q8(out, cols))
         stop_at(b, t, p->item, "has a row whose largest weight is too small to quantise (below 4e-37)", out);
 }
 

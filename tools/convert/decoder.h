@@ -21,18 +21,22 @@ typedef struct decoder_family {
     const char *name, *class, *architecture, *head_norm;
     int tied;
     double epsilon;
-    int dense; /* 1 if no layer is a mixture */
+    int dense;  /* 1 if no layer is a mixture */
+    int biased; /* 1 if queries, keys and values have biases */
+    int windowed;
 } decoder_family;
 
-const decoder_family *decoder_family_named(const char *name);             /* model_type; NULL if unknown */
-const decoder_family *decoder_family_of(const char *name, size_t length); /* architecture of GGUF */
-void decoder_families(int of_gguf, char *out, size_t size);               /* list the names for a message */
+/* Return the family of a model_type, or of GGUF's architecture for a file with or without experts; NULL if unknown. */
+const decoder_family *decoder_family_named(const char *name);
+const decoder_family *decoder_family_of(const char *name, size_t length, int sparse);
+void decoder_families(int of_gguf, char *out, size_t size); /* list the names for a message */
 
 /* The configuration of a network. */
 typedef struct decoder {
     const decoder_family *family;
     const char *file; /* that describes it, for messages */
     int64_t width, layers, heads, keys, head, vocabulary, ffn, context, bos;
+    int64_t window; /* positions that attention reaches; 0: all */
     double epsilon;
     int tied;
     unsigned char sparse[DECODER_MAX_LAYERS]; /* 1 for mixtures */

@@ -1,5 +1,5 @@
-"""Read decoder-only models in Hugging Face's layout: Hunyuan's translation models (Hy-MT2, HY-MT1.5, Hunyuan-MT), Qwen3
-mixtures, and the Llama family.
+"""Read decoder-only models in Hugging Face's layout: Hunyuan's translation models (Hy-MT2, HY-MT1.5, Hunyuan-MT), Qwen2
+and Qwen3, Llama, Mistral and Mixtral.
 
     found = read_decoder(folder, say, row)     `found` as from hf.read_hf; row: name in prompts.json (None: automatic)
 
@@ -25,8 +25,9 @@ from moefile import FormatError
 
 ROWS = tables.read("decoder.inc")
 FAMILIES = {name: architecture for name, architecture, *_ in ROWS["FAMILY"]}
-ABOUT = {name: types.SimpleNamespace(norm=norm, tied=bool(tied), epsilon=epsilon, dense=bool(dense))
-         for name, _, _, norm, tied, epsilon, dense in ROWS["FAMILY"]}
+ABOUT = {name: types.SimpleNamespace(norm=norm, tied=bool(tied), epsilon=epsilon, dense=bool(dense), biased=bool(biased),
+                                     windowed=bool(windowed))
+         for name, _, _, norm, tied, epsilon, dense, biased, windowed in ROWS["FAMILY"]}
 MAX_POSITIONS = 1 << 15  # rows of the position table: translations are shorter than the published context lengths
 DEFAULT_LIMIT = 512
 NO_EFFECT = hf.NO_EFFECT | tables.words(ROWS["IGNORED"], "decoder")
@@ -140,12 +141,13 @@ def read_mixture(c, m):
         m.weights = "chosen"
         return
     m.chosen = c.get("num_experts_per_tok", int, least=1, most=m.experts)
-    m.hidden = first_of(c, ("moe_intermediate_size", "expert_hidden_dim"), int, least=1, most=1 << 20)
+    m.hidden = first_of(c, ("moe_intermediate_size", "expert_hidden_dim"), int, m.ffn if m.family == "mixtral" else None,
+                        least=1, most=1 << 20)
     if m.family == "hy_v3":
         m.weights, m.scale = "sigmoid", c.get("router_scaling_factor", float, 1.0, least=0.0, most=1e6)
         m.shared = m.hidden * c.get("num_shared_experts", int, 1, least=0, most=64)
     else:
-        m.weights = "chosen" if c.get("norm_topk_prob", bool, False) else "all"
+        m.weights = "chosen" if c.get("norm_topk_prob", bool, m.family == "mixtral") else "all"
 
 
 def read_config(c):
@@ -171,7 +173,8 @@ def read_config(c):
     m.frequencies = read_frequencies(c, m)
     m.tied = c.get("tie_word_embeddings", bool, ABOUT[family].tied)
     m.context = c.get("max_position_embeddings", int, least=4, most=1 << 24)
-    m.places = min(m.context, MAX_POSITIONS)
+    window = c.get("sliding_window", int, m.context, least=4) if ABOUT[family].windowed else m.context
+    m.places = min(m.context, window, MAX_POSITIONS)  # a window changes nothing up to its length
     m.sparse = sparse_layers(c, m)
     if any(m.sparse):
         read_mixture(c, m)
@@ -279,7 +282,7 @@ def put_layer_tensors(b, m, name, kind, source):
     """Add the tensors of a sub-layer, except experts."""
     sizes = {"width": m.width, "head": m.head, "queries": m.heads * m.head, "keys": m.keys * m.head, "ffn": m.ffn,
              "experts": getattr(m, "experts", 0), "shared": getattr(m, "shared", 0)}
-    wanted = {"": True, "head_norm": m.norm != "none", "choice": getattr(m, "weights", "") == "sigmoid",
+    wanted = {"": True, "head_norm": m.norm != "none", "biased": ABOUT[m.family].biased, "choice": getattr(m, "weights", "") == "sigmoid",
               "shared": sizes["shared"] > 0}
     for _, part, sources, rows, columns, when in (row for row in ROWS["TENSOR"] if row[0] == kind and wanted[row[5]]):
         more = () if columns == "one" else (sizes[columns],)

@@ -1108,11 +1108,17 @@ static int put_general(gguf *g) {
     return g->m->status == MOE_OK;
 }
 
+static int has_experts(const gguf *g) {
+    for (size_t i = 0; i < g->list.n; i++)
+        if (strstr(g->list.items[i].own, ".ffn_gate_inp.weight")) return 1;
+    return 0;
+}
+
 static int read_family(gguf *g) {
     const value *v = find(g, "general.architecture");
     char names[256], text[SHORT];
     decoder_families(1, names, sizeof names);
-    g->d.family = v && v->type == STRING ? decoder_family_of(v->text.data, v->text.length) : NULL;
+    g->d.family = v && v->type == STRING ? decoder_family_of(v->text.data, v->text.length, has_experts(g)) : NULL;
     if (!g->d.family)
         return making_unsupported(g->m, g->h.file, "general.architecture %s is not supported: expected %s",
                                   v ? shown(v, text) : "(missing)", names);

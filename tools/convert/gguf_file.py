@@ -1,4 +1,4 @@
-"""Read GGUF files, the format of llama.cpp: Hunyuan's models, Qwen3 mixtures, and the Llama family.
+"""Read GGUF files, the format of llama.cpp: Hunyuan's models, Qwen2 and Qwen3, Llama, Mistral and Mixtral.
 
     found = read_gguf(path, say)     `found` as from hf.read_hf; the path may be any part of a split file
 
@@ -31,7 +31,9 @@ STRING, ARRAY = 8, 9
 PLAIN = {0: "F32", 1: "F16", 30: "BF16"}  # readable without the `gguf` package
 
 ROWS = tables.read("decoder.inc")
-FAMILIES = {architecture: name for name, _, architecture, *_ in ROWS["FAMILY"]}
+FAMILIES = {}  # architecture: names of families, first the one of files without experts
+for row in ROWS["FAMILY"]:
+    FAMILIES.setdefault(row[2], []).append(row[0])
 OUTSIDE, INSIDE = ({theirs: own for place, theirs, own in ROWS["GGUF"] if place == where}
                    for where in ("outside", "inside"))
 
@@ -582,7 +584,9 @@ def read_gguf(path, say=lambda message: None, row=None, ids_only=False):
     if not isinstance(architecture, str) or architecture not in FAMILIES:
         raise FormatError(f"{path}: general.architecture {short(architecture)} is not supported: expected "
                           f"{', '.join(map(repr, FAMILIES))}")
-    family, k = FAMILIES[architecture], Keys(path, architecture, values)
+    sparse = any(".ffn_gate_inp.weight" in name for name in stored)
+    fitting = [x for x in FAMILIES[architecture] if sparse and not decoder.ABOUT[x].dense]
+    family, k = (fitting or FAMILIES[architecture])[0], Keys(path, architecture, values)
     config, m = read_config(k, family, stored)
     named = transformers_names(stored, m, path)
     if architecture == "llama":

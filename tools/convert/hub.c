@@ -297,12 +297,13 @@ static void read_mixture(hub *h) {
         return;
     }
     d->chosen = conf_whole(c, "num_experts_per_tok", CONF_NONE, 1, d->experts);
-    d->hidden = first_of(c, "moe_intermediate_size", "expert_hidden_dim", CONF_NONE, 1, 1 << 20);
+    const int mixtral = strcmp(d->family->name, "mixtral") == 0;
+    d->hidden = first_of(c, "moe_intermediate_size", "expert_hidden_dim", mixtral ? d->ffn : CONF_NONE, 1, 1 << 20);
     if (strcmp(d->family->name, "hy_v3") == 0) {
         d->weights = "sigmoid";
         d->scale = conf_real(c, "router_scaling_factor", 1.0, 0.0, 1e6);
         d->shared = d->hidden * conf_whole(c, "num_shared_experts", 1, 0, 64);
-    } else if (!conf_flag(c, "norm_topk_prob", 0)) {
+    } else if (!conf_flag(c, "norm_topk_prob", mixtral)) {
         d->weights = "all";
     }
 }
@@ -347,6 +348,7 @@ static int read_config(hub *h) {
     if (h->m->status || !decoder_check(h->m, d) || !read_rope(h)) return 0;
     d->tied = conf_flag(c, "tie_word_embeddings", d->family->tied);
     d->context = conf_whole(c, "max_position_embeddings", CONF_NONE, 4, 1 << 24);
+    if (d->family->windowed) d->window = conf_whole(c, "sliding_window", d->context, 4, 1 << 24);
     read_sparse(h);
     d->weights = "";
     for (int64_t i = 0, read = 0; i < d->layers && h->m->status == MOE_OK && !read; i++)
