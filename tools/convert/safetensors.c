@@ -126,7 +126,6 @@ static int open_file(making *m, const char *folder, const char *name, shards *ou
 /* Check that the tensors of an index are in the files that it lists. */
 static int check_map(making *m, const cJSON *map, stored_list *list) {
     const cJSON *x;
-    size_t n = 0;
     cJSON_ArrayForEach(x, map) {
         stored *t = stored_find(list, x->string);
         if (!t)
@@ -137,7 +136,6 @@ static int check_map(making *m, const cJSON *map, stored_list *list) {
                                  x->valuestring);
         if (t->taken) return making_refuse(m, index_name, "duplicate key %.80s", x->string);
         t->taken = 1;
-        n++;
     }
     for (size_t i = 0; i < list->n; i++) {
         stored *t = &list->items[i];

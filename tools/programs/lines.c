@@ -6,6 +6,8 @@
  *   3. Writing      finished lines, in order
  *   4. Running      from the first line to the totals
  */
+#define _POSIX_C_SOURCE 200809L /* sigset_t */
+
 #include "tools/programs/lines.h"
 #include "tools/text/messages.h"
 #include "tools/text/models.h"

@@ -9,6 +9,7 @@
  *   6. Lines     read, align and write lines
  *   7. Main
  */
+#define _POSIX_C_SOURCE 200809L /* sigset_t */
 
 #include "tools/programs/program.h"
 #include "tools/text/align.h"

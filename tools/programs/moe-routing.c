@@ -20,6 +20,7 @@
  *
  * The page only draws charts of the numbers in <script id="data">, whose JSON keys are documented in README.md.
  */
+#define _POSIX_C_SOURCE 200809L /* fileno */
 
 #include "tools/programs/program.h"
 #include "tools/programs/ranking.h"

@@ -1,4 +1,6 @@
 /* moe-score - compute the log-probability and perplexity of lines of text with a language model. */
+#define _POSIX_C_SOURCE 200809L /* sigset_t */
+
 #include "tools/programs/lines.h"
 #include "tools/text/json.h"
 #include "tools/text/models.h"

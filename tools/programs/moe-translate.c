@@ -8,6 +8,8 @@
  *   5. Several models
  *   6. Main
  */
+#define _POSIX_C_SOURCE 200809L /* sigset_t */
+
 #include "tools/programs/ranks.h"
 #include "tools/text/choice.h"
 #include "tools/text/json.h"

@@ -1,4 +1,6 @@
 /* ranks.c - see ranks.h. This is the only file that uses MPI. */
+#define _POSIX_C_SOURCE 200809L /* sigset_t */
+
 #include "tools/programs/ranks.h"
 
 #ifdef MOE_MPI

@@ -52,28 +52,54 @@ static int language_name(const char *code, char name[4]) {
     return 1;
 }
 
+/* A libexttextcat of tools/dist/libraries contains the fingerprints, and takes the text of a list for its path. */
+#ifndef TEXTCAT_CONTAINED
+#define TEXTCAT_CONTAINED ""
+static int textcat_contains(const char *name) { return (void)name, 0; }
+#endif
+enum { CONTAINED = sizeof TEXTCAT_CONTAINED > 1 };
+
 /* Return 1 if `folder` contains a language's fingerprint, such as "de.lm". */
 static int has_fingerprint(const char *folder, const char *code, char name[4]) {
-    char path[4096 + 16];
+    char path[4096 + 16], file[4 + sizeof ".lm"];
     if (!language_name(code, name)) return 0;
-    snprintf(path, sizeof path, "%s%s.lm", folder, name);
+    snprintf(file, sizeof file, "%s.lm", name);
+    if (CONTAINED) return textcat_contains(file);
+    snprintf(path, sizeof path, "%s%s", folder, file);
     return access(path, R_OK) == 0;
 }
 
-/* Write libexttextcat's list of fingerprints, in which language i is called "i". Return their number, or -1. */
-static int write_list(const char *folder, const char *const *codes, size_t n, char *path, size_t size) {
+/* Append libexttextcat's list of fingerprints, in which language i is called "i". Return their number. */
+static int list_fingerprints(const char *folder, const char *const *codes, size_t n, text_bytes *list) {
     int found = 0;
-    snprintf(path, size, "%s/moe-detect-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
-    int fd = mkstemp(path);
-    FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
-    if (!file) return -1;
+    text_append(list, "\n", 1);
     for (size_t i = 0; i < n; i++) {
         char name[4];
         if (!has_fingerprint(folder, codes[i], name)) continue;
-        fprintf(file, "%s.lm %zu\n", name, i);
+        text_printf(list, "%s.lm %zu\n", name, i);
         found++;
     }
-    return fclose(file) ? -1 : found;
+    return found;
+}
+
+/* Write a list to a temporary file. Return 0 on failure. */
+static int write_list(const text_bytes *list, char *path, size_t size) {
+    snprintf(path, size, "%s/moe-detect-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+    int fd = mkstemp(path);
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
+    int whole = file && fwrite(list->data, 1, list->length, file) == list->length;
+    if (file) whole &= fclose(file) == 0;
+    if (fd >= 0 && !whole) unlink(path);
+    return whole;
+}
+
+/* Set `folder` to libexttextcat's data, with a slash, because it appends file names. Return 0 if there is none. */
+static int find_fingerprints(char *folder, size_t size) {
+    if (CONTAINED) return snprintf(folder, size, "%s", TEXTCAT_CONTAINED) > 0;
+    if (text_place_of_data("libexttextcat/", folder, size - 1)) return memcpy(folder + strlen(folder), "/", 2), 1;
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++)
+        if (access(folders[i], R_OK) == 0) return snprintf(folder, size, "%s", folders[i]) > 0;
+    return 0;
 }
 
 /* Return 1 if `bytes` can be allocated. */
@@ -108,25 +134,25 @@ moe_status text_detector_open(const char *const *codes, size_t n, text_detector 
     *out = NULL;
     const moe_status status = open_words(codes, n, out, error);
     if (status || *out) return status;
-    char beside[4096];
-    const char *folder = text_place_of_data("libexttextcat/", beside, sizeof beside - 1) ? beside : NULL;
-    if (folder) memcpy(beside + strlen(beside), "/", 2); /* libexttextcat appends file names */
-    for (size_t i = 0; i < sizeof folders / sizeof *folders && !folder; i++)
-        if (access(folders[i], R_OK) == 0) folder = folders[i];
-    if (!folder) return refuse(error, MOE_ERROR_UNSUPPORTED, "libexttextcat's data files are not installed");
-    char path[4096];
-    int found = write_list(folder, codes, n, path, sizeof path);
-    text_detector *detector = found > 0 ? calloc(1, sizeof *detector) : NULL;
+    char folder[4096], path[4096];
+    if (!find_fingerprints(folder, sizeof folder))
+        return refuse(error, MOE_ERROR_UNSUPPORTED, "libexttextcat's data files are not installed");
+    text_bytes list = { 0 };
+    const int found = list_fingerprints(folder, codes, n, &list);
+    const int written = !list.failed && (CONTAINED || write_list(&list, path, sizeof path));
+    text_detector *detector = found && written ? calloc(1, sizeof *detector) : NULL;
     if (detector) detector->reserve = malloc(CLASSIFYING);
     if (detector && detector->reserve && has_memory(CLASSIFYING + (size_t)found * OPENING))
-        detector->handle = special_textcat_Init(path, folder);
+        detector->handle = special_textcat_Init(CONTAINED ? list.data : path, folder);
     if (detector && detector->handle) {
         textcat_SetProperty(detector->handle, TCPROP_UTF8AWARE, TC_TRUE);
         textcat_SetProperty(detector->handle, TCPROP_MINIMUM_DOCUMENT_SIZE, 1);
         detector->candidates = textcat_GetClassifyFullOutput(detector->handle);
     }
-    if (found >= 0) unlink(path);
-    if (found < 0) return refuse(error, MOE_ERROR_IO, "cannot write a temporary file: check TMPDIR");
+    const int failed = list.failed;
+    text_bytes_free(&list);
+    if (!CONTAINED && written) unlink(path);
+    if (!written && !failed) return refuse(error, MOE_ERROR_IO, "cannot write a temporary file: check TMPDIR");
     if (!found) return refuse(error, MOE_ERROR_UNSUPPORTED, "no fingerprints for the model's languages are installed");
     if (!detector || !detector->candidates) {
         text_detector_close(detector);

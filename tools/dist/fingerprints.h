@@ -1,0 +1,11 @@
+/* fingerprints.h - libexttextcat's fingerprints in memory. Compiled with that library by tools/dist/libraries. */
+#ifndef MOE_FINGERPRINTS_H
+#define MOE_FINGERPRINTS_H
+
+typedef struct moe_fingerprint {
+    const char *name, *text; /* such as "de.lm"; its lines */
+} moe_fingerprint;
+
+extern const moe_fingerprint moe_fingerprints[]; /* the last name is NULL */
+
+#endif
