@@ -795,21 +795,24 @@ static size_t moe_spare_memory(uint64_t held, size_t rest) {
 #if !defined(MOE_NO_WRITER)
 
 /* ---- Files for writing ----
- * A file is written under a temporary name in the target's folder and renamed when it is complete. */
+ * A file is written under a temporary name in the target's folder and renamed when it is complete. With `partial`, the
+ * name is the target's with .partial, and the file may exist. */
 
 enum { MOE_PATH_BYTES = 4096 };
 
 typedef struct moe_output {
     const char *path; /* as given by the caller */
-    int fd;           /* -1 if not open */
-    uint64_t at;      /* offset of the next write */
+    int partial;
+    int fd;      /* -1 if not open */
+    uint64_t at; /* offset of the next write */
 #if MOE_SIGNALS
     sigset_t held; /* signals blocked until the file is complete */
 #endif
     char target[MOE_PATH_BYTES], temporary[MOE_PATH_BYTES]; /* `path` with links resolved; "" if not created */
 } moe_output;
 
-/* Set o->temporary to a new name in the folder of o->target. Returns 0 and sets errno if it is too long. */
+/* Set o->temporary to a new name in the folder of o->target, or to the name of the partial file. Returns 0 and sets
+ * errno if it is too long. */
 static int moe_name_temporary(moe_output *o, long process) {
     const char *slash = strrchr(o->target, '/');
 #if MOE_WINDOWS
@@ -818,6 +821,8 @@ static int moe_name_temporary(moe_output *o, long process) {
 #endif
     const int folder = slash ? (int)(slash + 1 - o->target) : 0;
     errno = ENAMETOOLONG;
+    if (o->partial)
+        return snprintf(o->temporary, sizeof o->temporary, "%s.partial", o->target) < (int)sizeof o->temporary;
     return snprintf(o->temporary, sizeof o->temporary, "%.*s.moe-%ld-%09ld", folder, o->target, process,
                     (long)(moe_nanoseconds() % 1000000000u)) < (int)sizeof o->temporary;
 }
@@ -886,11 +891,14 @@ static int moe_create_temporary(moe_output *o) {
     errno = EEXIST;
     for (int tries = 0; tries < 1000 && o->fd < 0 && errno == EEXIST; tries++)
         if (moe_name_temporary(o, (long)GetCurrentProcessId()) && moe_widen(o->temporary, wide))
-            o->fd = moe_descriptor_of(CreateFileW(wide, GENERIC_WRITE | DELETE, FILE_SHARE_READ | FILE_SHARE_DELETE,
-                                                  NULL, CREATE_NEW, FILE_ATTRIBUTE_NORMAL, NULL),
-                                      _O_WRONLY | _O_BINARY | _O_NOINHERIT);
+            o->fd =
+                moe_descriptor_of(CreateFileW(wide, GENERIC_READ | GENERIC_WRITE | DELETE,
+                                              FILE_SHARE_READ | FILE_SHARE_DELETE |
+                                                  (o->partial ? FILE_SHARE_WRITE : 0), /* the caller may lock it */
+                                              NULL, o->partial ? OPEN_ALWAYS : CREATE_NEW, FILE_ATTRIBUTE_NORMAL, NULL),
+                                  _O_RDWR | _O_BINARY | _O_NOINHERIT);
     if (o->fd < 0) return errno;
-    moe_delete_at_end(o, 1);
+    if (!o->partial) moe_delete_at_end(o, 1);
     return 0;
 }
 
@@ -901,10 +909,20 @@ static int64_t moe_write_some(const moe_output *o, const void *data, size_t byte
     return WriteFile(moe_handle(o->fd), data, (DWORD)bytes, &got, &at) ? (int64_t)got : moe_windows_error();
 }
 
+/* Return 1, or 0 and set errno. */
+static int moe_windows_done(BOOL done) { return done ? 1 : (moe_windows_error(), 0); }
+
+static int moe_sync(int fd) { return moe_windows_done(FlushFileBuffers(moe_handle(fd))); }
+
+static int moe_empty_temporary(const moe_output *o) {
+    FILE_END_OF_FILE_INFO end = { .EndOfFile.QuadPart = 0 };
+    return moe_windows_done(SetFileInformationByHandle(moe_handle(o->fd), FileEndOfFileInfo, &end, sizeof end));
+}
+
 /* Give the temporary file its final name. Returns 0 or errno. */
 static int moe_keep_temporary(moe_output *o) {
     moe_wide_path from, to;
-    int code = FlushFileBuffers(moe_handle(o->fd)) && moe_delete_at_end(o, 0) ? 0 : moe_windows_error();
+    int code = moe_sync(o->fd) && moe_windows_done(moe_delete_at_end(o, 0)) ? 0 : errno;
     _close(o->fd);
     if (code || !moe_widen(o->temporary, from) || !moe_widen(o->target, to)) return errno;
     if (MoveFileExW(from, to, MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH)) return 0;
@@ -913,8 +931,11 @@ static int moe_keep_temporary(moe_output *o) {
     return code;
 }
 
-static void moe_drop_temporary(moe_output *o) {
-    if (o->fd >= 0) _close(o->fd);
+/* Close the temporary file, and delete it unless `keep` is 1. */
+static void moe_drop_temporary(moe_output *o, int keep) {
+    if (o->fd < 0) return;
+    if (o->partial) moe_delete_at_end(o, !keep);
+    _close(o->fd);
 }
 
 #else
@@ -957,7 +978,7 @@ static int moe_find_target(moe_output *o, uint64_t bytes) {
 /* Create the temporary file, with the permissions of an existing target. Returns 0 or errno. */
 static int moe_create_temporary(moe_output *o) {
     struct stat old;
-    const int exists = stat(o->target, &old) == 0;
+    const int exists = stat(o->target, &old) == 0, how = o->partial ? O_NOFOLLOW | O_NONBLOCK : O_EXCL;
     long process = 1;
 #if !MOE_WASM
     process = (long)getpid();
@@ -965,7 +986,7 @@ static int moe_create_temporary(moe_output *o) {
     errno = EEXIST;
     for (int tries = 0; tries < 1000 && o->fd < 0 && errno == EEXIST; tries++)
         if (moe_name_temporary(o, process))
-            o->fd = open(o->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, exists ? 0600 : 0666);
+            o->fd = open(o->temporary, O_RDWR | O_CREAT | O_CLOEXEC | how, exists ? 0600 : 0666);
     if (o->fd < 0) return errno;
 #if !MOE_WASM
     /* If the owner cannot be changed, drop the set-user-ID and set-group-ID bits. */
@@ -988,6 +1009,8 @@ static int moe_sync(int fd) {
     return result == 0 || errno == EINVAL || errno == ENOTSUP;
 }
 
+static int moe_empty_temporary(const moe_output *o) { return ftruncate(o->fd, 0) == 0; }
+
 /* Sync the folder of a file to make its new name durable. Failures are ignored, because the file is complete. */
 static void moe_sync_folder(char *path) {
     char *slash = strrchr(path, '/');
@@ -1009,10 +1032,11 @@ static int moe_keep_temporary(moe_output *o) {
     return code;
 }
 
-static void moe_drop_temporary(moe_output *o) {
+/* Close the temporary file, and delete it unless `keep` is 1. */
+static void moe_drop_temporary(moe_output *o, int keep) {
     if (o->fd < 0) return;
     close(o->fd);
-    unlink(o->temporary);
+    if (!keep) unlink(o->temporary);
 }
 
 #endif
@@ -5398,13 +5422,14 @@ static moe_status moe_output_write(moe_output *o, const void *data, size_t bytes
 
 static moe_status moe_output_end(moe_output *o, moe_status status, moe_error *error) {
     const int code = status == MOE_OK ? moe_keep_temporary(o) : 0;
-    if (status != MOE_OK) moe_drop_temporary(o);
+    if (status != MOE_OK) moe_drop_temporary(o, o->partial && status == MOE_ERROR_CANCELLED);
     moe_release_signals(o);
     return code ? moe_output_fail(o, code, error) : status;
 }
 
-static moe_status moe_output_begin(moe_output *o, const char *path, uint64_t bytes, moe_error *error) {
+static moe_status moe_output_begin(moe_output *o, const char *path, uint64_t bytes, int partial, moe_error *error) {
     o->path = path;
+    o->partial = partial;
     o->fd = -1;
     int code = moe_find_target(o, bytes);
     if (code < 0) return moe_fail(error, MOE_ERROR_IO, "write", "%.160s is not a regular file", path);
@@ -5438,6 +5463,8 @@ typedef struct moe_save {
     size_t header_bytes;
     char *header, *piece;
     float *row; /* a row of floats, followed by its codes and sides */
+    int resumed;
+    uint64_t pieces; /* written so far */
     moe_output out;
     moe_error *error;
 } moe_save;
@@ -5590,6 +5617,49 @@ static moe_status moe_save_matrix(moe_save *s, size_t index, size_t piece, int d
     return MOE_OK;
 }
 
+/* ---- Partial files ----
+ * Until its header is written, a partial file begins with a moe_journal, which is shorter, and the checksums of the
+ * pieces written so far. Pieces are verified, not believed: after a power failure they may be missing. */
+
+typedef struct moe_journal {
+    char magic[8];
+    uint32_t header, source; /* CRC-32 of the new file's header without checksums, and of moe_write_params.resume */
+    uint64_t header_bytes;
+} moe_journal;
+
+static moe_status moe_journal_write(moe_save *s, uint64_t at, const void *data, size_t bytes) {
+    const uint64_t next = s->out.at;
+    s->out.at = at;
+    const moe_status status = moe_output_write(&s->out, data, bytes, s->error);
+    s->out.at = next;
+    return status;
+}
+
+/* Continue the partial file if it has the same header and source; otherwise empty it. */
+static moe_status moe_journal_begin(moe_save *s) {
+    const moe_journal wanted = { "moepart", moe_crc32(0, s->header, s->header_bytes),
+                                 moe_crc32(0, s->given.resume, strlen(s->given.resume)), s->header_bytes };
+    moe_journal found;
+    moe_file_status state;
+    size_t got;
+    s->resumed = moe_file_state(s->out.fd, &state) && state.bytes <= s->file_bytes &&
+                 moe_read_at(s->out.fd, (char *)&found, sizeof found, 0, &got) == 0 && got == sizeof found &&
+                 memcmp(&found, &wanted, sizeof found) == 0;
+    if (s->resumed) return MOE_OK;
+    if (!moe_empty_temporary(&s->out)) return moe_output_fail(&s->out, errno, s->error);
+    return moe_journal_write(s, 0, &wanted, sizeof wanted);
+}
+
+static uint64_t moe_journal_place(const moe_save *s) { return sizeof(moe_journal) + s->pieces * sizeof(uint32_t); }
+
+/* Return 1 if the partial file has the next piece; set *sum to its checksum. */
+static int moe_journal_has(moe_save *s, size_t bytes, uint32_t *sum) {
+    size_t got;
+    return s->resumed && moe_read_at(s->out.fd, (char *)sum, sizeof *sum, moe_journal_place(s), &got) == 0 &&
+           got == sizeof *sum && moe_read_at(s->out.fd, s->piece, bytes, s->out.at, &got) == 0 && got == bytes &&
+           moe_crc32(0, s->piece, bytes) == *sum;
+}
+
 static moe_status moe_save_tensor_at(moe_save *s, size_t index) {
     moe_save_tensor *x = &s->tensors[index];
     const size_t n = moe_experts_of(&x->info), bytes = (size_t)(x->info.bytes / n);
@@ -5601,25 +5671,36 @@ static moe_status moe_save_tensor_at(moe_save *s, size_t index) {
         if (x->old->type == x->info.type) whole = moe_tensor_data(s->old, x->old);
     }
     if (x->rows && !experts) whole = memset(s->piece, 0, bytes), moe_save_rows(s, x);
-    for (size_t p = 0; p < n; p++) {
+    for (size_t p = 0; p < n; p++, s->pieces++) {
         const char *data = whole ? whole + (experts ? experts[p] : p) * bytes : s->piece;
+        uint32_t sum;
+        if (moe_journal_has(s, bytes, &sum)) {
+            x->info.checksum = sum;
+            if (x->sums) x->sums[p] = sum;
+            s->out.at += bytes;
+            if (moe_signal_waits(&s->out)) return moe_output_fail(&s->out, EINTR, s->error);
+            continue;
+        }
         if (experts && x->old->slabs) MOE_TRY(moe_check_piece(s->old, x->old, experts[p], s->error));
         if (!whole) memset(s->piece, 0, bytes);
         for (int down = 0; !whole && down <= (x->info.experts > 0); down++) MOE_TRY(moe_save_matrix(s, index, p, down));
         x->info.checksum = moe_crc32(0, data, bytes);
         if (x->sums) x->sums[p] = x->info.checksum;
         MOE_TRY(moe_output_write(&s->out, data, bytes, s->error));
+        if (s->given.resume) MOE_TRY(moe_journal_write(s, moe_journal_place(s), &x->info.checksum, sizeof sum));
     }
     return MOE_OK;
 }
 
 static moe_status moe_save_all(moe_save *s) {
     static const char zeros[MOE_SLAB_ALIGN];
+    if (s->given.resume) MOE_TRY(moe_journal_begin(s));
     s->out.at = s->header_bytes;
     for (size_t i = 0; i < s->n_tensors; i++) {
         MOE_TRY(moe_output_write(&s->out, zeros, (size_t)(s->tensors[i].info.offset - s->out.at), s->error));
         MOE_TRY(moe_save_tensor_at(s, i));
     }
+    if (s->given.resume && !moe_sync(s->out.fd)) return moe_output_fail(&s->out, errno, s->error);
     moe_save_header(s, s->header);
     s->out.at = 0;
     return moe_output_write(&s->out, s->header, s->header_bytes, s->error);
@@ -5662,7 +5743,7 @@ static moe_status moe_save_run(moe_save *s, const char *path) {
     if (status == MOE_OK && !(s->piece && s->row))
         status = moe_fail(s->error, MOE_ERROR_MEMORY, "save", "out of memory: converting a tensor needs %zu bytes",
                           piece_bytes);
-    if (status == MOE_OK) status = moe_output_begin(&s->out, path, s->file_bytes, s->error);
+    if (status == MOE_OK) status = moe_output_begin(&s->out, path, s->file_bytes, s->given.resume != NULL, s->error);
     if (status == MOE_OK) {
         status = moe_save_all(s);
         if (s->old && status == MOE_OK) status = moe_check_unchanged(s->old, s->error);

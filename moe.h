@@ -717,6 +717,10 @@ typedef struct moe_write_params {
     void *user;
     int gated;          /* 1: experts are gated */
     moe_codes_fn codes; /* may be NULL */
+    /* Identifies the source of the numbers, such as a hash. If the call ends with MOE_ERROR_CANCELLED, or the process
+     * is killed, PATH.partial remains; the next call with the same metadata, tensors and `resume` verifies and keeps
+     * the matrices and experts in it. Only one call at a time may write PATH. NULL: nothing remains after an error. */
+    const char *resume;
 } moe_write_params;
 moe_status moe_model_write_sized(const char *path, const moe_write_params *params, size_t size, moe_error *error);
 static inline moe_status moe_model_write(const char *path, const moe_write_params *params, moe_error *error) {

@@ -89,8 +89,8 @@ $(BUILD)/stuck.so: tests/server/stuck.c | $(BUILD)/.deps-test
 $(BUILD)/bpe_lines: $(addprefix $(BUILD)/,bpe_lines.o bpe.o bytes.o)
 	$(LINK) $(TEXT_LIBS) -o $@
 
-# Programs for tests/convert/test_marian_c.py and test_decoder_c.py.
-$(BUILD)/convert_marian $(BUILD)/convert_here: %: %.o $(BUILD)/libtext.a $(LIBRARY)
+# Program for tests/convert/test_marian_c.py and test_decoder_c.py.
+$(BUILD)/convert_here: $(BUILD)/convert_here.o $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -o $@
 
 # Programs that are not installed. moe-bench includes moe.c.
@@ -141,7 +141,7 @@ $(CHECKED): $(BUILD)/%.read: %.c $(BUILD)/.flags | $(BUILD)/.deps-build
 	$(CC) $(C_FLAGS) -fsyntax-only -MT $@ -MF $@.d $<
 	@touch $@
 
-NEEDED_BY_TESTS = all $(BIN)/moe-make-random $(addprefix $(BUILD)/,moe-translate-emulated bpe_lines convert_marian convert_here \
+NEEDED_BY_TESTS = all $(BIN)/moe-make-random $(addprefix $(BUILD)/,moe-translate-emulated bpe_lines convert_here \
 	short_io.so stuck.so test_file test_damage test_output) # test_io.py runs the last three
 RUN_SUITES = BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run -j $(JOBS)
 

@@ -40,7 +40,7 @@ cases = 6
 
 def convert_c(path, out, kind="q8"):
     """Convert in C; return (error message or None, notes)."""
-    done = subprocess.run([os.path.join(BUILD, "convert_marian"), kind, path, out], capture_output=True, timeout=60)
+    done = subprocess.run([os.path.join(BUILD, "convert_here"), kind, "-", path, out], capture_output=True, timeout=60)
     lines = done.stdout.decode(errors="replace").splitlines()
     assert done.returncode == 0 and lines, (path, done)
     return None if lines[-1] == "ok" else lines[-1], lines[:-1]

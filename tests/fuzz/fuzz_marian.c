@@ -48,8 +48,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     moe_error e = { MOE_OK, "", "" };
     fuzz_write_folder(data, size, names, NAMES, write_file);
     remove(fuzz_converted);
-    const marian_files files = { .path = fuzz_in, .type = types[fuzz_below(&r, 4)] };
-    const moe_status status = marian_convert(&files, fuzz_converted, &e);
-    fuzz_check_conversion(status, &e);
+    const convert_options options = { .path = fuzz_in, .type = types[fuzz_below(&r, 4)] };
+    making m = { .out = fuzz_converted, .error = &e };
+    if (!marian_convert(&m, &options) && !m.status) making_no_memory(&m);
+    making_free(&m);
+    fuzz_check_conversion(m.status, &e);
     return 0;
 }

@@ -216,21 +216,42 @@ def a_cache_that_cannot_be_written_is_named():
 
 
 @numpy_test
-def an_interrupted_conversion_leaves_no_file():
+def an_interrupted_conversion_continues():
+    for number in signal.SIGINT, signal.SIGKILL:
+        with home() as (at, environment):
+            path = at + "/big"
+            os.mkdir(path)
+            make.write_zeros(path, {**make.CONFIGS["llama"], "hidden_size": 512, "intermediate_size": 2048,
+                                    "num_hidden_layers": 12, "vocab_size": 8000, "head_dim": 64,
+                                    "num_attention_heads": 8})
+            for changed in False, True:
+                process = subprocess.Popen([TRANSLATE, "-m", path, "--ids"], stdin=subprocess.DEVNULL,
+                                           stderr=subprocess.PIPE, env=environment)
+                while BEGIN.encode() not in process.stderr.readline():
+                    assert process.poll() is None
+                process.send_signal(number)
+                process.communicate(timeout=60)
+                assert process.returncode != 0, "the conversion was faster than the test"
+                left, = files_in(at + "/cache")
+                assert left.endswith(".bin.partial"), left
+                if changed:
+                    os.utime(path + "/model.safetensors", ns=(1, 1))
+                assert BEGIN in info(path, environment)[1]
+                found, = files_in(at + "/cache")
+                assert (found + ".partial" == left) != changed and found.endswith(".bin"), (found, left)
+                os.unlink(at + "/cache" + found)
+            assert not os.listdir(at + "/tmp")
+
+
+@numpy_test
+def a_damaged_conversion_is_replaced():
     with home() as (at, environment):
-        os.mkdir(at + "/big")
-        make.write_zeros(at + "/big", {**make.CONFIGS["llama"], "hidden_size": 512, "intermediate_size": 2048,
-                                       "num_hidden_layers": 12, "vocab_size": 8000, "head_dim": 64,
-                                       "num_attention_heads": 8})
-        process = subprocess.Popen([TRANSLATE, "-m", at + "/big", "--ids"], stdin=subprocess.DEVNULL,
-                                   stderr=subprocess.PIPE, env=environment)
-        assert BEGIN.encode() in process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
-        assert process.returncode != 0, "the conversion was faster than the test"
-        assert files_in(at + "/cache") == [], files_in(at + "/cache")
-        assert BEGIN in info(at + "/big", environment)[1]
-        assert len(files_in(at + "/cache")) == 1, files_in(at + "/cache")
+        write_hub(at + "/model")
+        wanted, _ = info(at + "/model", environment)
+        name, = files_in(at + "/cache")
+        os.truncate(at + "/cache" + name, 1000)
+        again, notes = info(at + "/model", environment)
+        assert again == wanted and BEGIN in notes and files_in(at + "/cache") == [name]
 
 
 if __name__ == "__main__":

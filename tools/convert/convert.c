@@ -1,16 +1,29 @@
 /* convert.c - see convert.h */
-#define _POSIX_C_SOURCE 200809L
+#define _GNU_SOURCE      /* flock, st_mtim on Linux */
+#define _DARWIN_C_SOURCE /* the same on macOS */
 
 #include "tools/convert/convert.h"
 #include "tools/convert/gguf.h"
 #include "tools/convert/hub.h"
 #include "tools/convert/marian.h"
 #include "tools/convert/packed.h"
+#include "tools/get/sha256.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <fnmatch.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifdef __APPLE__
+#define st_mtim st_mtimespec
+#endif
+
+enum { PATH_BYTES = 4096, SMALL = 1 << 20 };
 
 /* Names of files in a folder, in order of precedence; MARIAN in layouts.py. */
 static const struct {
@@ -24,13 +37,17 @@ static const struct {
                     { "lex.*", CONVERT_MARIAN } };
 enum { FOLDER_ROWS = sizeof folder_rows / sizeof *folder_rows };
 
+static size_t row_of(const char *name) {
+    size_t row = 0;
+    while (row < FOLDER_ROWS && fnmatch(folder_rows[row].pattern, name, 0) != 0) row++;
+    return row;
+}
+
 static convert_layout guess_folder(const char *path) {
     packed_names names = { 0 };
     size_t best = FOLDER_ROWS;
     if (packed_list(path, &names, NULL)) return CONVERT_NONE;
-    for (size_t i = 0; i < names.n; i++)
-        for (size_t row = 0; row < best; row++)
-            if (fnmatch(folder_rows[row].pattern, names.data[i], 0) == 0) best = row;
+    for (size_t i = 0; i < names.n; i++) best = row_of(names.data[i]) < best ? row_of(names.data[i]) : best;
     packed_names_free(&names);
     return best < FOLDER_ROWS ? folder_rows[best].layout : CONVERT_NONE;
 }
@@ -70,32 +87,122 @@ static const char *gguf_in(making *m, const char *folder) {
     return found;
 }
 
-static moe_status convert_marian(const convert_options *o, const char *out, moe_error *error) {
-    const moe_type type = o->type == MOE_TYPE_KEEP ? MOE_TYPE_Q8 : o->type;
-    const marian_files files = { .path = o->path,
-                                 .name = o->name,
-                                 .description = o->description,
-                                 .attribution = o->attribution,
-                                 .licence = o->licence,
-                                 .type = type,
-                                 .note = o->note,
-                                 .begin = o->begin,
-                                 .user = o->user };
-    return marian_convert(&files, out, error);
+/* ---- Identity of a source ---- */
+
+/* Files of a folder that a conversion may read. */
+static const char *const patterns[] = { "*.json",   "*.jinja", "*.safetensors", "*.tiktoken", "*.gguf", "*.bin",
+                                        "*.bin.gz", "*.npz*",  "*.spm",         "*.spm.gz",   "*.yml",  "*.yml.gz",
+                                        "*.yaml",   "lex.*",   "LICENSE*",      "LICENCE*" };
+
+static int is_source(const char *name) {
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
+        if (fnmatch(patterns[i], name, FNM_PERIOD) == 0) return 1;
+    return 0;
+}
+
+/* Add a file to the hash of a source. */
+static moe_status add_file(sha256 *s, const char *folder, const char *name, moe_error *error) {
+    char path[PATH_BYTES], line[PATH_BYTES], digest[SHA256_TEXT] = "";
+    struct stat about;
+    if (snprintf(path, sizeof path, "%s%s%s", folder, *folder ? "/" : "", name) >= (int)sizeof path) return MOE_OK;
+    if (stat(path, &about) != 0 || !S_ISREG(about.st_mode)) return MOE_OK;
+    if (about.st_size <= SMALL) {
+        const moe_status status = packed_digest(path, digest, error);
+        if (status) return status;
+    }
+    const int n = snprintf(line, sizeof line, "%s\n%lld %lld.%09ld %llu %s\n", name, (long long)about.st_size,
+                           (long long)about.st_mtim.tv_sec, (long)about.st_mtim.tv_nsec,
+                           (unsigned long long)about.st_ino, digest);
+    sha256_add(s, line, n < (int)sizeof line ? (size_t)n : sizeof line - 1);
+    return MOE_OK;
+}
+
+/* The files: those of a folder, those next to a Marian model or a part of a split file, or the file. */
+moe_status convert_identify(const char *path, char hex[SHA256_TEXT], moe_error *error) {
+    const char *name = packed_base(path);
+    packed_names names = { 0 };
+    struct stat about;
+    char folder[PATH_BYTES];
+    sha256 s;
+    sha256_begin(&s);
+    sha256_add(&s, MOE_VERSION, sizeof MOE_VERSION);
+    const int is_folder = stat(path, &about) == 0 && S_ISDIR(about.st_mode);
+    const int alone = !is_folder && convert_guess(path) == CONVERT_GGUF && fnmatch("*-of-?????.gguf", name, 0) != 0;
+    const int length = is_folder ? (int)strlen(path) : (int)(name - path);
+    if (snprintf(folder, sizeof folder, "%.*s", length, path) >= (int)sizeof folder)
+        return text_fail(error, MOE_ERROR_IO, "", "the path %.160s... is too long", path);
+    moe_status status = alone ? add_file(&s, "", path, error) : packed_list(*folder ? folder : ".", &names, error);
+    for (size_t i = 0; i < names.n && !status; i++)
+        if (is_source(names.data[i])) status = add_file(&s, *folder ? folder : ".", names.data[i], error);
+    packed_names_free(&names);
+    sha256_end(&s, hex);
+    return status;
+}
+
+/* ---- Conversion ---- */
+
+static int convert_into(making *m, const convert_options *options) {
+    convert_options o = *options;
+    struct stat about;
+    const char *name = packed_base(o.path);
+    if (stat(o.path, &about) != 0)
+        return making_failed(m, text_fail(m->error, MOE_ERROR_IO, name, "cannot open %.160s: %s", o.path,
+                                          strerror(errno)));
+    const size_t row = S_ISDIR(about.st_mode) ? FOLDER_ROWS : row_of(name);
+    convert_layout layout = convert_guess(o.path);
+    if (!layout && row < FOLDER_ROWS && folder_rows[row].layout == CONVERT_MARIAN) layout = CONVERT_MARIAN;
+    if (layout == CONVERT_GGUF && S_ISDIR(about.st_mode)) o.path = gguf_in(m, o.path);
+    if (!o.path) return 0;
+    return layout == CONVERT_MARIAN ? marian_convert(m, &o)
+           : layout == CONVERT_GGUF ? gguf_convert(m, &o)
+           : layout == CONVERT_HUB  ? hub_convert(m, &o)
+                                    : making_refuse(m, packed_base(o.path), "not a published model");
+}
+
+/* Return 1 if `fd` is the file at `path`, which another process may have renamed or removed. */
+static int is_there(int fd, const char *path) {
+    struct stat a, b;
+    return fstat(fd, &a) == 0 && lstat(path, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+/* Open and lock the partial file, after any other process that writes it. Returns its descriptor; -1 after an error. */
+static int lock_partial(making *m, const char *partial) {
+    const struct timespec pause = { 0, 100000000 };
+    moe_status status = MOE_OK;
+    for (int waited = 0; !status;) {
+        const int fd = open(partial, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+        const int locked = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0;
+        if (locked && is_there(fd, partial)) return fd;
+        if (fd < 0 || (!locked && errno != EWOULDBLOCK))
+            status = text_fail(m->error, MOE_ERROR_IO, "", "cannot %s %.160s: %s", fd < 0 ? "write" : "lock", partial,
+                               strerror(errno));
+        if (fd >= 0) close(fd);
+        if (locked || status) continue;
+        if (!waited++) making_note(m, "waiting for another process, which writes %.300s", m->out);
+        if (nanosleep(&pause, NULL) != 0) /* a signal */
+            status = text_fail(m->error, MOE_ERROR_CANCELLED, "", "interrupted while waiting for %.160s", m->out);
+    }
+    making_failed(m, status);
+    return -1;
+}
+
+static int convert_resumed(making *m, const convert_options *options) {
+    char partial[PATH_BYTES], *identity = making_keep(m, NULL, SHA256_TEXT);
+    if (snprintf(partial, sizeof partial, "%s.partial", m->out) >= (int)sizeof partial)
+        return making_failed(m, text_fail(m->error, MOE_ERROR_IO, "", "the path %.160s... is too long", m->out));
+    if (!identity || !making_failed(m, convert_identify(options->path, identity, m->error))) return 0;
+    const int fd = lock_partial(m, partial);
+    if (fd < 0) return 0;
+    m->resume = identity;
+    const int good = access(m->out, F_OK) == 0 || convert_into(m, options);
+    if (m->status != MOE_ERROR_CANCELLED && is_there(fd, partial)) unlink(partial);
+    close(fd);
+    return good;
 }
 
 moe_status convert_model(const convert_options *options, const char *out, moe_error *error) {
     making m = { .out = out, .error = error, .note = options->note, .begin = options->begin, .user = options->user };
-    convert_options o = *options;
-    struct stat about;
-    const int is_folder = stat(o.path, &about) == 0 && S_ISDIR(about.st_mode);
-    const convert_layout layout = convert_guess(o.path);
-    if (layout == CONVERT_MARIAN) return convert_marian(&o, out, error);
-    if (layout == CONVERT_GGUF && is_folder) o.path = gguf_in(&m, o.path);
-    const int good = !o.path                  ? 0
-                     : layout == CONVERT_GGUF ? gguf_convert(&m, &o)
-                     : layout == CONVERT_HUB  ? hub_convert(&m, &o)
-                                              : making_refuse(&m, packed_base(o.path), "not a published model");
+    const int good = options->resume ? convert_resumed(&m, options) : convert_into(&m, options);
     if (!good && m.status == MOE_OK) making_no_memory(&m);
     making_free(&m);
     return m.status;

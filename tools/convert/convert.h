@@ -16,6 +16,9 @@ typedef struct convert_options {
     /* Called before the file is written, with its size and that of the tensors' files; may be NULL. */
     void (*begin)(void *user, uint64_t bytes, uint64_t source);
     void *user;
+    /* 1: an interrupted call leaves OUT.partial, which the next one continues if the source and the options are equal.
+     * Waits for another process that writes OUT. If OUT exists, does nothing. */
+    int resume;
 } convert_options;
 
 typedef enum convert_layout { CONVERT_NONE, CONVERT_MARIAN, CONVERT_HUB, CONVERT_GGUF } convert_layout;
@@ -27,6 +30,9 @@ convert_layout convert_guess(const char *path);
  * tokeniser. Errors: MOE_ERROR_IO, MOE_ERROR_FORMAT (damaged, incomplete or inconsistent files, options that the engine
  * lacks), MOE_ERROR_UNSUPPORTED (convert.py may support the files), MOE_ERROR_MEMORY, MOE_ERROR_CANCELLED. */
 moe_status convert_model(const convert_options *options, const char *out, moe_error *error);
+
+/* Write a hash of the names, sizes, times and inodes of the files of a source, and of the contents of small ones. */
+moe_status convert_identify(const char *path, char hex[65], moe_error *error);
 
 /* Check whether convert_model supports a folder in Hugging Face's layout, of which the weights may be missing: read the
  * configuration, the tokeniser and the chat template. Returns MOE_ERROR_UNSUPPORTED if the Python converter is needed.

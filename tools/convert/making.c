@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -190,13 +191,22 @@ static uint64_t tensor_bytes(const moe_tensor_spec *t, int gated) {
     return t->dims[0] * round_up(round_up(up, 64) + matrix_bytes(t->type, t->dims[2], t->dims[1]), 4096);
 }
 
+/* Return the size of the partial file. */
+static uint64_t partial_bytes(const making *m) {
+    char path[4096];
+    struct stat about;
+    return m->resume && snprintf(path, sizeof path, "%s.partial", m->out) < (int)sizeof path && stat(path, &about) == 0
+               ? (uint64_t)about.st_size
+               : 0;
+}
+
 /* Check that the folder of the file has room for it. */
 static int check_disk(making *m, uint64_t bytes) {
     const char *slash = system_slash(m->out);
     char *folder = slash ? making_keep(m, m->out, (size_t)(slash - m->out) + 1) : making_keep(m, ".", 1);
     struct statvfs disk;
     if (!folder || statvfs(folder, &disk) != 0) return folder != NULL;
-    const uint64_t free_bytes = (uint64_t)disk.f_bavail * disk.f_frsize;
+    const uint64_t free_bytes = (uint64_t)disk.f_bavail * disk.f_frsize + partial_bytes(m);
     if (bytes <= free_bytes) return 1;
     text_fail(m->error, MOE_ERROR_IO, "", "%.160s needs %llu MB, but only %llu MB are free on the disk", m->out,
               (unsigned long long)(bytes / 1000000), (unsigned long long)(free_bytes / 1000000));
@@ -211,7 +221,9 @@ int making_write(making *m, const moe_write_params *params, uint64_t source) {
     for (size_t i = 0; i < m->n_entries; i++) bytes += m->entries[i].text.length;
     if (!check_disk(m, bytes)) return 0;
     if (m->begin) m->begin(m->user, bytes, source);
-    const moe_status status = moe_model_write(m->out, params, &e);
+    moe_write_params all = *params;
+    all.resume = m->resume;
+    const moe_status status = moe_model_write(m->out, &all, &e);
     if (m->status || !status) return m->status == MOE_OK;
     if (m->error) *m->error = e;
     return making_failed(m, status);

@@ -17,6 +17,7 @@ typedef struct making {
     void (*note)(void *user, const char *message);              /* may be NULL */
     void (*begin)(void *user, uint64_t bytes, uint64_t source); /* called before writing; may be NULL */
     void *user;
+    const char *resume; /* as in moe_write_params; may be NULL */
     struct making_block *blocks;
     moe_meta_entry *entries;
     size_t n_entries, entry_capacity;

@@ -70,8 +70,8 @@ typedef struct shortlist {
 } shortlist;
 
 typedef struct job {
-    making m;
-    const marian_files *given;
+    making *m;
+    const convert_options *given;
     char *folder;
     packed_names names;
     const char *config, *list, *model, *vocabularies[2], *model_name; /* paths; NULL if absent */
@@ -130,24 +130,24 @@ static int find(job *j, int kind, const char **path) {
         name[length - tail] = kept;
         if (!fits || matches(file_rows[kind].excluded, name)) continue;
         if (found)
-            return making_refuse(&j->m, j->folder, "contains %.60s and %.60s: keep one or specify the model file",
-                                 found, name);
+            return making_refuse(j->m, j->folder, "contains %.60s and %.60s: keep one or specify the model file", found,
+                                 name);
         found = name;
     }
-    if (found) *path = making_join(&j->m, j->folder, found);
-    return j->m.status == MOE_OK;
+    if (found) *path = making_join(j->m, j->folder, found);
+    return j->m->status == MOE_OK;
 }
 
 /* Find a file that the settings name; it may be compressed. NULL without an error if it is missing. */
 static const char *find_named(job *j, moe_span name) {
     static const char *const tails[] = { "", ".gz", ".zst" };
-    char *text = making_keep(&j->m, name.data, name.length), *path = NULL;
+    char *text = making_keep(j->m, name.data, name.length), *path = NULL;
     if (!text || strlen(text) != name.length) return NULL;
     for (size_t i = 0; i < 3; i++) {
-        char *whole = making_keep(&j->m, NULL, name.length + 4);
+        char *whole = making_keep(j->m, NULL, name.length + 4);
         if (!whole) return NULL;
         snprintf(whole, name.length + 5, "%s%s", packed_base(text), tails[i]);
-        path = making_join(&j->m, j->folder, whole);
+        path = making_join(j->m, j->folder, whole);
         if (path && access(path, F_OK) == 0) return path;
     }
     return NULL;
@@ -156,8 +156,8 @@ static const char *find_named(job *j, moe_span name) {
 static int named(job *j, moe_span name, const char **path) {
     char word[64];
     *path = find_named(j, name);
-    if (*path || j->m.status) return j->m.status == MOE_OK;
-    return making_refuse(&j->m, packed_base(j->config), "%s is missing: the decoder's settings require it",
+    if (*path || j->m->status) return j->m->status == MOE_OK;
+    return making_refuse(j->m, packed_base(j->config), "%s is missing: the decoder's settings require it",
                          yaml_short(name, word, sizeof word));
 }
 
@@ -178,10 +178,10 @@ static int open_config(job *j) {
     if (!find(j, FILE_decoder, &j->config) || (!j->config && !find(j, FILE_config, &j->config))) return 0;
     if (!j->config) return 1;
     name = packed_base(j->config);
-    return making_failed(&j->m,
-                         packed_open(j->config, BIN_MAX_TEXT, "a text", j->m.out, &j->config_file, j->m.error)) &&
-           making_failed(&j->m, yaml_parse(&j->config_map, j->config_file.data ? (const char *)j->config_file.data : "",
-                                           j->config_file.size, name, j->m.error));
+    return making_failed(j->m,
+                         packed_open(j->config, BIN_MAX_TEXT, "a text", j->m->out, &j->config_file, j->m->error)) &&
+           making_failed(j->m, yaml_parse(&j->config_map, j->config_file.data ? (const char *)j->config_file.data : "",
+                                          j->config_file.size, name, j->m->error));
 }
 
 static int find_shortlist(job *j) {
@@ -190,10 +190,10 @@ static int find_shortlist(job *j) {
     if (!j->config) return find(j, FILE_shortlist, &j->list);
     if (!texts(&j->config_map, "shortlist", &name)) return 1;
     j->list = find_named(j, name[0]);
-    if (!j->list && j->m.status == MOE_OK)
-        making_note(&j->m, "%s: %s is missing: continuing without a shortlist", packed_base(j->config),
+    if (!j->list && j->m->status == MOE_OK)
+        making_note(j->m, "%s: %s is missing: continuing without a shortlist", packed_base(j->config),
                     yaml_short(name[0], word, sizeof word));
-    return j->m.status == MOE_OK;
+    return j->m->status == MOE_OK;
 }
 
 /* Read the settings of searches. Without a file, they are Firefox's. */
@@ -202,33 +202,33 @@ static int read_search(job *j) {
     const moe_span *weights, *models;
     settings *s = &j->s;
     if (!j->config) {
-        making_note(&j->m, "no decoder.yml or config*.yml: using beam 1, normalize 1 and factor 2, as in Firefox");
+        making_note(j->m, "no decoder.yml or config*.yml: using beam 1, normalize 1 and factor 2, as in Firefox");
         s->beam = 1;
         s->normalize = 1;
         s->factor = 2;
         return 1;
     }
-    if (!making_failed(&j->m, yaml_whole(map, "beam-size", "12", 1, MOE_MAX_BEAM, &s->beam, j->m.error))) return 0;
+    if (!making_failed(j->m, yaml_whole(map, "beam-size", "12", 1, MOE_MAX_BEAM, &s->beam, j->m->error))) return 0;
 #define REAL(field, key, otherwise, least, most)                                                             \
-    if (!making_failed(&j->m, yaml_real(map, key, otherwise, least, most, &s->field, j->m.error))) return 0;
+    if (!making_failed(j->m, yaml_real(map, key, otherwise, least, most, &s->field, j->m->error))) return 0;
 #include "tools/convert/marian.inc"
     const int penalised = s->word_penalty < 0 || s->word_penalty > 0;
     if (penalised && (s->normalize < 1 || s->normalize > 1))
-        return making_refuse(&j->m, map->where,
+        return making_refuse(j->m, map->where,
                              "word-penalty %g is supported only with normalize 1, not %g: set it to 0, and compare "
                              "translations",
                              s->word_penalty, s->normalize);
     if (penalised) /* (sum - penalty * length) / length: the same order of hypotheses */
-        making_note(&j->m, "word-penalty %g is left out: with normalize 1 it only lowers all scores by %g",
+        making_note(j->m, "word-penalty %g is left out: with normalize 1 it only lowers all scores by %g",
                     s->word_penalty, s->word_penalty);
     const size_t n = texts(map, "weights", &weights);
     if (n > 1 || (n && !text_span_is(*weights, "1") && !text_span_is(*weights, "1.0")) ||
         texts(map, "models", &models) > 1)
-        return making_refuse(&j->m, map->where, "ensembles are not supported");
-    if (!making_failed(&j->m, yaml_choice(map, "allow-unk", "false true", &s->unknown, j->m.error))) return 0;
+        return making_refuse(j->m, map->where, "ensembles are not supported");
+    if (!making_failed(j->m, yaml_choice(map, "allow-unk", "false true", &s->unknown, j->m->error))) return 0;
 #define UNUSED(keys) yaml_ignore(map, keys);
 #include "tools/convert/marian.inc"
-    return making_failed(&j->m, yaml_reject_rest(map, j->m.error));
+    return making_failed(j->m, yaml_reject_rest(map, j->m->error));
 }
 
 /* Choose the model and its vocabularies. */
@@ -240,7 +240,7 @@ static int find_files(job *j) {
     } else if (!j->model && !find(j, FILE_model, &j->model)) {
         return 0;
     }
-    if (!j->model) return making_refuse(&j->m, j->folder, "contains no Marian model (.npz or .bin)");
+    if (!j->model) return making_refuse(j->m, j->folder, "contains no Marian model (.npz or .bin)");
     j->model_name = packed_base(j->model);
     if ((n = texts(&j->config_map, "vocabs", &names)) > 0) {
         for (size_t i = 0; i < n && i < 2; i++)
@@ -252,7 +252,7 @@ static int find_files(job *j) {
             if (!find(j, i ? FILE_target_vocabulary : FILE_source_vocabulary, &j->vocabularies[i])) return 0;
         n = (size_t)(j->vocabularies[0] != NULL) + (j->vocabularies[1] != NULL);
     }
-    if (n != 2) return making_refuse(&j->m, j->folder, "found %zu vocabularies, expected two", n);
+    if (n != 2) return making_refuse(j->m, j->folder, "found %zu vocabularies, expected two", n);
     return 1;
 }
 
@@ -272,7 +272,7 @@ static int64_t layer_number(moe_span text, int64_t most) {
 static int read_operations(job *j, const char *key, const char *otherwise, char out[3]) {
     moe_span text;
     size_t n = 0;
-    if (!making_failed(&j->m, yaml_text(&j->model_map, key, otherwise, &text, j->m.error))) return 0;
+    if (!making_failed(j->m, yaml_text(&j->model_map, key, otherwise, &text, j->m->error))) return 0;
     for (size_t i = 0; i < text.length; i++)
         if (text.data[i] != 'd') out[n < 2 ? n : 0] = n < 2 ? text.data[i] : '?', n += n < 2;
     out[n] = 0;
@@ -291,7 +291,7 @@ static int read_norms(job *j) {
     j->s.first = strcmp(first, "n") == 0;
     if ((j->s.before || (!*pre && strcmp(post, "an") == 0)) && (j->s.top || !*top) && (j->s.first || !*first)) return 1;
     return making_refuse(
-        &j->m, j->model_map.where,
+        j->m, j->model_map.where,
         "unsupported transformer-preprocess, -postprocess, -postprocess-top or -postprocess-emb: norms must "
         "precede or follow every layer");
 }
@@ -302,13 +302,13 @@ static int read_version(job *j) {
     int numbers[3] = { 0 }, read = 0;
     char copy[48];
     moe_span v;
-    if (!making_failed(&j->m, yaml_text(&j->model_map, "version", "", &v, j->m.error))) return 0;
+    if (!making_failed(j->m, yaml_text(&j->model_map, "version", "", &v, j->m->error))) return 0;
     snprintf(copy, sizeof copy, "%.*s", (int)(v.length < sizeof copy ? v.length : sizeof copy - 1), v.data);
     const int valid = strspn(copy, "v.0123456789") >= 6 && copy[1] != '.' &&
                       sscanf(copy, "v%4d.%4d.%4d%n", &numbers[0], &numbers[1], &numbers[2], &read) == 3 && read >= 6;
     if (s->before && !valid)
         return making_refuse(
-            &j->m, j->model_map.where,
+            j->m, j->model_map.where,
             "invalid version '%.40s': transformer-preprocess n requires the version, because keys have been "
             "normalised since v1.10.28",
             copy);
@@ -325,15 +325,15 @@ static int read_layers(job *j) {
     settings *s = &j->s;
     const moe_span *numbers;
     moe_span aligns;
-    if (!making_failed(&j->m, yaml_text(map, "transformer-guided-alignment-layer", "last", &aligns, j->m.error)))
+    if (!making_failed(j->m, yaml_text(map, "transformer-guided-alignment-layer", "last", &aligns, j->m->error)))
         return 0;
     s->aligns = text_span_is(aligns, "last") ? s->decoder_layers : layer_number(aligns, s->decoder_layers);
-    if (!s->aligns) return making_failed(&j->m, yaml_refuse(map, "transformer-guided-alignment-layer", j->m.error));
+    if (!s->aligns) return making_failed(j->m, yaml_refuse(map, "transformer-guided-alignment-layer", j->m->error));
     const size_t n = texts(map, "transformer-tied-layers", &numbers);
     for (size_t i = 0; i < (size_t)s->decoder_layers; i++) {
         s->tied[i] = n ? i < n ? layer_number(numbers[i], s->decoder_layers) : 0 : (int64_t)i + 1;
         if (!s->tied[i] || n > (size_t)s->decoder_layers)
-            return making_failed(&j->m, yaml_refuse(map, "transformer-tied-layers", j->m.error));
+            return making_failed(j->m, yaml_refuse(map, "transformer-tied-layers", j->m->error));
     }
     return 1;
 }
@@ -343,7 +343,7 @@ static int read_fixed(job *j, const char *key, const char *value) {
     if (!e || (e->list && !e->count) ||
         (!e->list && text_span_is(j->model_map.texts[e->first], value) && *value != '['))
         return 1;
-    return making_failed(&j->m, yaml_refuse(&j->model_map, key, j->m.error));
+    return making_failed(j->m, yaml_refuse(&j->model_map, key, j->m->error));
 }
 
 /* Return 1 if a row of marian.inc is for this decoder. */
@@ -356,48 +356,48 @@ static int read_settings(job *j) {
 #define FIXED(key, value)                     \
     if (!read_fixed(j, key, value)) return 0;
 #define CHOICE(field, key, values, when)                                                                          \
-    if (is_for(s, when) && !making_failed(&j->m, yaml_choice(map, key, values, &s->field, j->m.error))) return 0;
-#define NUMBER(field, key, otherwise, least, most, when)                                                          \
-    if (is_for(s, when) && !making_failed(&j->m, yaml_whole(map, key, *otherwise ? otherwise : NULL, least, most, \
-                                                            &s->field, j->m.error)))                              \
+    if (is_for(s, when) && !making_failed(j->m, yaml_choice(map, key, values, &s->field, j->m->error))) return 0;
+#define NUMBER(field, key, otherwise, least, most, when)                                                         \
+    if (is_for(s, when) && !making_failed(j->m, yaml_whole(map, key, *otherwise ? otherwise : NULL, least, most, \
+                                                           &s->field, j->m->error)))                             \
         return 0;
 #define FLAG(field, key)                                                                             \
-    if (!making_failed(&j->m, yaml_choice(map, key, "false true", &s->field, j->m.error))) return 0;
+    if (!making_failed(j->m, yaml_choice(map, key, "false true", &s->field, j->m->error))) return 0;
 #include "tools/convert/marian.inc"
     if (s->width % s->heads || s->width % 2)
-        return making_failed(&j->m, yaml_refuse(map, "transformer-heads", j->m.error));
+        return making_failed(j->m, yaml_refuse(map, "transformer-heads", j->m->error));
     if (s->decoder_products == 1)
-        return making_failed(&j->m, yaml_refuse(map, "transformer-decoder-ffn-depth", j->m.error));
+        return making_failed(j->m, yaml_refuse(map, "transformer-decoder-ffn-depth", j->m->error));
     if (!s->decoder_hidden) s->decoder_hidden = s->encoder_hidden;
     if (s->decoder == SSRU) {
-        if (!making_failed(&j->m, yaml_text(map, "dec-cell", NULL, &cell, j->m.error))) return 0;
-        if (!text_span_is(cell, "ssru")) return making_failed(&j->m, yaml_refuse(map, "dec-cell", j->m.error));
+        if (!making_failed(j->m, yaml_text(map, "dec-cell", NULL, &cell, j->m->error))) return 0;
+        if (!text_span_is(cell, "ssru")) return making_failed(j->m, yaml_refuse(map, "dec-cell", j->m->error));
     }
     if (!read_norms(j) || !read_version(j) || !read_layers(j)) return 0;
     s->shared = s->all_tied || s->source_tied;
 #define IGNORED(keys) yaml_ignore(map, keys);
 #include "tools/convert/marian.inc"
-    return making_failed(&j->m, yaml_reject_rest(map, j->m.error));
+    return making_failed(j->m, yaml_reject_rest(map, j->m->error));
 }
 
 static int open_model(job *j) {
     const char *name = j->model_name;
     if (matches("*.npz *.npz.gz *.npz.zst", name)) {
-        text_fail(j->m.error, MOE_ERROR_UNSUPPORTED, name,
+        text_fail(j->m->error, MOE_ERROR_UNSUPPORTED, name,
                   "%.80s: an .npz archive; convert with tools/convert/convert.py --from marian", name);
-        return making_failed(&j->m, MOE_ERROR_UNSUPPORTED);
+        return making_failed(j->m, MOE_ERROR_UNSUPPORTED);
     }
-    if (!making_failed(&j->m, packed_open(j->model, largest_model, "a model", j->m.out, &j->model_file, j->m.error)) ||
-        !making_failed(&j->m, bin_read(&j->model_file, name, &j->bin, j->m.error)))
+    if (!making_failed(j->m, packed_open(j->model, largest_model, "a model", j->m->out, &j->model_file, j->m->error)) ||
+        !making_failed(j->m, bin_read(&j->model_file, name, &j->bin, j->m->error)))
         return 0;
     if (!j->bin.settings.data)
-        return making_refuse(&j->m, name, "special:model.yml, the model's description, is missing");
+        return making_refuse(j->m, name, "special:model.yml, the model's description, is missing");
     const size_t length = strlen(name) + strlen(": special:model.yml");
-    char *where = making_keep(&j->m, NULL, length);
+    char *where = making_keep(j->m, NULL, length);
     if (!where) return 0;
     snprintf(where, length + 1, "%s: special:model.yml", name);
-    return making_failed(&j->m,
-                         yaml_parse(&j->model_map, j->bin.settings.data, j->bin.settings.length, where, j->m.error)) &&
+    return making_failed(j->m,
+                         yaml_parse(&j->model_map, j->bin.settings.data, j->bin.settings.length, where, j->m->error)) &&
            read_settings(j);
 }
 
@@ -412,59 +412,59 @@ static int put_licence(job *j, moe_span *licence) {
         return *licence = (moe_span){ j->given->licence, strlen(j->given->licence) }, 1;
     if (!find(j, FILE_licence, &path)) return 0;
     if (!path) {
-        making_note(&j->m, "unknown licence: look up the licence of the model");
+        making_note(j->m, "unknown licence: look up the licence of the model");
         return 1;
     }
-    if (!making_failed(&j->m, packed_open(path, BIN_MAX_TEXT, "a text", j->m.out, &file, j->m.error))) return 0;
+    if (!making_failed(j->m, packed_open(path, BIN_MAX_TEXT, "a text", j->m->out, &file, j->m->error))) return 0;
     const char *data = file.data ? (const char *)file.data : "";
-    char *copy = making_keep(&j->m, NULL, file.size);
+    char *copy = making_keep(j->m, NULL, file.size);
     size_t n = 0;
     for (size_t i = 0; copy && i < file.size; i++)
         if (!(data[i] == '\r' && i + 1 < file.size && data[i + 1] == '\n')) copy[n++] = data[i];
-    if (copy && text_utf8_valid(copy, n) < n) making_refuse(&j->m, packed_base(path), "not UTF-8");
+    if (copy && text_utf8_valid(copy, n) < n) making_refuse(j->m, packed_base(path), "not UTF-8");
     packed_close(&file);
     *licence = (moe_span){ copy, n };
-    return j->m.status == MOE_OK;
+    return j->m->status == MOE_OK;
 }
 
 /* Put the metadata before the layers. */
 static int put_general(job *j, int from_folder) {
-    const marian_files *given = j->given;
+    const convert_options *given = j->given;
     const settings *s = &j->s;
     const int64_t start = (int64_t)s->targets;
     char digest[65];
     moe_span licence;
-    making_put_text(&j->m, "general.architecture", "transformer");
-    making_put_text(&j->m, "general.name",
-                    given->name ? given->name : making_default_name(&j->m, given->path, from_folder));
-    making_put_text(&j->m, "general.description", given->description);
+    making_put_text(j->m, "general.architecture", "transformer");
+    making_put_text(j->m, "general.name",
+                    given->name ? given->name : making_default_name(j->m, given->path, from_folder));
+    making_put_text(j->m, "general.description", given->description);
     if (!put_licence(j, &licence)) return 0;
-    making_put_span(&j->m, "general.licence", MOE_META_TEXT, licence.data, licence.length);
-    making_put_text(&j->m, "general.attribution", given->attribution);
-    if (j->m.status || !making_failed(&j->m, packed_digest(j->model, digest, j->m.error))) return 0;
-    making_put_text(&j->m, "origin.file", j->model_name);
-    making_put_span(&j->m, "origin.sha256", MOE_META_TEXT, making_keep(&j->m, digest, 64), 64);
-    making_put_span(&j->m, "origin.version", MOE_META_TEXT, s->version.data, s->version.length);
-    making_put_int(&j->m, "vocab.size", start + 1);
-    making_put_int(&j->m, "model.width", s->width);
-    making_put_real(&j->m, "embedding.scale", s->trained ? 1.0 : sqrt((double)s->width));
-    making_put_int(&j->m, "token.bos", start);
-    making_put_ints(&j->m, "token.never", &start, 1);
-    making_put_int(&j->m, "source.bos", 0);
-    making_put_int(&j->m, "source.eos", 1);
-    making_put_int(&j->m, "limit.source", s->positions < SOURCES ? (int64_t)s->positions : SOURCES);
-    making_put_int(&j->m, "limit.target", (int64_t)s->positions);
-    if (!s->unknown) making_put_ints(&j->m, "token.suppressed", &(int64_t){ j->pieces[1].unk }, 1);
-    return j->m.status == MOE_OK;
+    making_put_span(j->m, "general.licence", MOE_META_TEXT, licence.data, licence.length);
+    making_put_text(j->m, "general.attribution", given->attribution);
+    if (j->m->status || !making_failed(j->m, packed_digest(j->model, digest, j->m->error))) return 0;
+    making_put_text(j->m, "origin.file", j->model_name);
+    making_put_span(j->m, "origin.sha256", MOE_META_TEXT, making_keep(j->m, digest, 64), 64);
+    making_put_span(j->m, "origin.version", MOE_META_TEXT, s->version.data, s->version.length);
+    making_put_int(j->m, "vocab.size", start + 1);
+    making_put_int(j->m, "model.width", s->width);
+    making_put_real(j->m, "embedding.scale", s->trained ? 1.0 : sqrt((double)s->width));
+    making_put_int(j->m, "token.bos", start);
+    making_put_ints(j->m, "token.never", &start, 1);
+    making_put_int(j->m, "source.bos", 0);
+    making_put_int(j->m, "source.eos", 1);
+    making_put_int(j->m, "limit.source", s->positions < SOURCES ? (int64_t)s->positions : SOURCES);
+    making_put_int(j->m, "limit.target", (int64_t)s->positions);
+    if (!s->unknown) making_put_ints(j->m, "token.suppressed", &(int64_t){ j->pieces[1].unk }, 1);
+    return j->m->status == MOE_OK;
 }
 
 static void put_search(job *j) {
-    making_put_text(&j->m, "decode.rules", "marian");
-    making_put_real(&j->m, "decode.length_constant", 0);
-    making_put_int(&j->m, "decode.max_len_offset", 0);
-    making_put_int(&j->m, "decode.beam", j->s.beam);
-    making_put_real(&j->m, "decode.length_penalty", j->s.normalize);
-    making_put_real(&j->m, "decode.max_len_factor", j->s.factor);
+    making_put_text(j->m, "decode.rules", "marian");
+    making_put_real(j->m, "decode.length_constant", 0);
+    making_put_int(j->m, "decode.max_len_offset", 0);
+    making_put_int(j->m, "decode.beam", j->s.beam);
+    making_put_real(j->m, "decode.length_penalty", j->s.normalize);
+    making_put_real(j->m, "decode.max_len_factor", j->s.factor);
 }
 
 /* ---- Tensors ---- */
@@ -482,8 +482,8 @@ static const char *const tensor_names[] = {
 static tensor *add_tensor(job *j, const char *name, size_t rows, size_t cols) {
     tensor t = { .rows = rows, .cols = cols };
     snprintf(t.name, sizeof t.name, "%s", name);
-    if (j->m.status ||
-        !making_failed(&j->m, text_add(&j->tensors, &j->n_tensors, &j->tensor_capacity, &t, 1, sizeof t, j->m.error)))
+    if (j->m->status ||
+        !making_failed(j->m, text_add(&j->tensors, &j->n_tensors, &j->tensor_capacity, &t, 1, sizeof t, j->m->error)))
         return NULL;
     return &j->tensors[j->n_tensors - 1];
 }
@@ -499,7 +499,7 @@ static int may_be_coded(const char *name) {
 /* Append the item `name` to a tensor, with `rows` of its rows. */
 static void take(job *j, tensor *t, const char *name, size_t rows, int as_shown) {
     bin_item *item = bin_find(&j->bin, name);
-    if (j->m.status || !t) return;
+    if (j->m->status || !t) return;
     const size_t shape[2] = { !t->cols   ? 1
                               : as_shown ? rows
                                          : t->cols,
@@ -507,15 +507,14 @@ static void take(job *j, tensor *t, const char *name, size_t rows, int as_shown)
                               : t->cols            ? t->cols
                                                    : rows };
     if (!item) {
-        making_refuse(&j->m, j->model_name, "tensor %.80s is missing: the settings require shape [%zu, %zu]", name,
+        making_refuse(j->m, j->model_name, "tensor %.80s is missing: the settings require shape [%zu, %zu]", name,
                       shape[0], shape[1]);
     } else if (item->n_dims != 2 || item->dims[0] != shape[0] || item->dims[1] != shape[1]) {
-        making_refuse(&j->m, j->model_name,
-                      "tensor %.80s has a shape other than [%zu, %zu], which the settings require", name, shape[0],
-                      shape[1]);
+        making_refuse(j->m, j->model_name, "tensor %.80s has a shape other than [%zu, %zu], which the settings require",
+                      name, shape[0], shape[1]);
     } else if (item->kind != BIN_FLOAT && (!t->cols || !may_be_coded(name))) {
-        making_refuse(&j->m, j->model_name, "number format of tensor %.80s is not supported", name);
-    } else if (making_failed(&j->m, bin_check(item, j->model_name, j->m.error))) {
+        making_refuse(j->m, j->model_name, "number format of tensor %.80s is not supported", name);
+    } else if (making_failed(j->m, bin_check(item, j->model_name, j->m->error))) {
         item->taken = 1;
         t->coded = item->kind == BIN_CODES8 && (!t->n_parts || t->coded);
         t->parts[t->n_parts++] = (part){ item, rows, as_shown };
@@ -524,7 +523,7 @@ static void take(job *j, tensor *t, const char *name, size_t rows, int as_shown)
 
 /* Append a row, or a number, of zeros. */
 static void take_zeros(job *j, tensor *t) {
-    if (j->m.status == MOE_OK && t) t->parts[t->n_parts++] = (part){ NULL, 1, 1 };
+    if (j->m->status == MOE_OK && t) t->parts[t->n_parts++] = (part){ NULL, 1, 1 };
 }
 
 typedef struct sublayer_row {
@@ -577,13 +576,13 @@ static void put_norm(job *j, const char *name, const char *prefix, int before) {
 static void put_key(job *j, const char *layer, const char *key, int64_t value, const char *text) {
     char whole[64];
     snprintf(whole, sizeof whole, "%s.%s", layer, key);
-    if (text) making_put_text(&j->m, whole, text);
-    else making_put_int(&j->m, whole, value);
+    if (text) making_put_text(j->m, whole, text);
+    else making_put_int(j->m, whole, value);
 }
 static void put_epsilon(job *j, const char *layer) {
     char whole[64];
     snprintf(whole, sizeof whole, "%s.epsilon", layer);
-    making_put_real(&j->m, whole, 1e-6);
+    making_put_real(j->m, whole, 1e-6);
 }
 
 /* Begin a sub-layer: write its name, such as decoder.3, to name[24]. */
@@ -660,23 +659,23 @@ static void put_side(job *j, int side) {
     const settings *s = &j->s;
     const int64_t n = side ? s->decoder_layers : s->encoder_layers;
     const char *own = side ? kinds[s->decoder] : kinds[0];
-    const size_t count_at = j->m.n_entries;
+    const size_t count_at = j->m->n_entries;
     char key[32];
     snprintf(key, sizeof key, "%s.layers", sides[side]);
-    making_put_int(&j->m, key, 0);
+    making_put_int(j->m, key, 0);
     if (s->first) put_norm_layer(j, side, "_emb", 1);
-    for (int64_t i = 0; i < n && j->m.status == MOE_OK; i++) {
+    for (int64_t i = 0; i < n && j->m->status == MOE_OK; i++) {
         const int64_t number = side ? s->tied[i] : i + 1;
         put_sublayer(j, side, number, s->raw && own == kinds[0] ? "raw" : own);
         if (side) put_sublayer(j, side, number, "cross");
         if (side && i + 1 == s->aligns) { /* Marian aligns words by head 0 of this layer */
-            making_put_int(&j->m, "align.layer", j->layers[1] - 1);
-            making_put_int(&j->m, "align.heads", 1);
+            making_put_int(j->m, "align.layer", j->layers[1] - 1);
+            making_put_int(j->m, "align.heads", 1);
         }
         put_sublayer(j, side, number, "ffn");
     }
     if (s->top) put_norm_layer(j, side, "_top", 0);
-    if (j->m.status == MOE_OK) j->m.entries[count_at].integer = j->layers[side];
+    if (j->m->status == MOE_OK) j->m->entries[count_at].integer = j->layers[side];
 }
 
 /* Set the sizes of the vocabularies and of the table of positions. */
@@ -687,13 +686,13 @@ static int read_sizes(job *j) {
         const char *name = tensor_names[s->shared ? TENSOR_shared : i ? TENSOR_target : TENSOR_source];
         const bin_item *item = bin_find(&j->bin, name);
         if (!item || item->n_dims != 2 || item->dims[0] < 4 || item->dims[0] >= MAX_VOCABULARY)
-            return making_refuse(&j->m, j->model_name, "tensor %s is missing or not an embedding matrix", name);
+            return making_refuse(j->m, j->model_name, "tensor %s is missing or not an embedding matrix", name);
         *sizes[i] = item->dims[0];
     }
     const bin_item *item = bin_find(&j->bin, tensor_names[TENSOR_positions]);
     s->positions = !s->trained ? TARGETS : item && item->n_dims ? item->dims[0] : 0;
     if (s->positions < 2 || s->positions > MAX_POSITIONS)
-        return making_refuse(&j->m, j->model_name, "tensor %s is missing or not a matrix of positions",
+        return making_refuse(j->m, j->model_name, "tensor %s is missing or not a matrix of positions",
                              tensor_names[TENSOR_positions]);
     return 1;
 }
@@ -736,11 +735,11 @@ static int put_model(job *j) {
     put_embeddings(j);
     for (int side = 0; side < 2; side++) put_side(j, side);
     put_output(j);
-    for (size_t i = 0; i < j->bin.n && j->m.status == MOE_OK; i++)
+    for (size_t i = 0; i < j->bin.n && j->m->status == MOE_OK; i++)
         if (!j->bin.items[i].taken)
-            making_refuse(&j->m, j->model_name, "unexpected tensor %.80s: not described by the settings",
+            making_refuse(j->m, j->model_name, "unexpected tensor %.80s: not described by the settings",
                           j->bin.items[i].name);
-    return j->m.status == MOE_OK;
+    return j->m->status == MOE_OK;
 }
 
 /* ---- Vocabularies ---- */
@@ -750,13 +749,12 @@ static int read_vocabularies(job *j) {
     const char *const *paths = j->vocabularies;
     const size_t sizes[2] = { s->sources, s->targets };
     if (s->shared && strcmp(paths[0], paths[1]) != 0)
-        return making_refuse(&j->m, packed_base(paths[1]),
-                             "source and target share an embedding, but not a vocabulary");
+        return making_refuse(j->m, packed_base(paths[1]), "source and target share an embedding, but not a vocabulary");
     if (pieces_is_spm(paths[0]) != pieces_is_spm(paths[1]))
-        return making_refuse(&j->m, packed_base(paths[1]), "one vocabulary is a SentencePiece model, the other is not");
+        return making_refuse(j->m, packed_base(paths[1]), "one vocabulary is a SentencePiece model, the other is not");
     for (int i = s->shared; i < 2; i++)
-        if (!making_failed(&j->m,
-                           pieces_read(paths[i], packed_base(paths[i]), sizes[i], j->m.out, &j->pieces[i], j->m.error)))
+        if (!making_failed(j->m, pieces_read(paths[i], packed_base(paths[i]), sizes[i], j->m->out, &j->pieces[i],
+                                             j->m->error)))
             return 0;
     return 1;
 }
@@ -778,15 +776,15 @@ static int find_models(job *j, const packed_file *models[2]) {
             if (text_ends_with(j->names.data[i], strlen(j->names.data[i]), ".bpe")) unread = j->names.data[i];
         if (unread)
             return making_refuse(
-                &j->m, j->folder,
+                j->m, j->folder,
                 "no tokeniser: %s missing; found only %.80s. To convert a model that accepts token ids "
                 "only, use tools/convert/convert.py --ids-only",
                 missing, unread);
-        making_note(&j->m, "no tokeniser: %s missing. The model will accept token ids only", missing);
+        making_note(j->m, "no tokeniser: %s missing. The model will accept token ids only", missing);
         return 1;
     }
     for (int i = 0; i < 2; i++) {
-        if (!making_failed(&j->m, pieces_open_spm(paths[i], j->m.out, &j->spm[i], j->m.error))) return 0;
+        if (!making_failed(j->m, pieces_open_spm(paths[i], j->m->out, &j->spm[i], j->m->error))) return 0;
         models[i] = &j->spm[i];
     }
     return 1;
@@ -807,16 +805,16 @@ static size_t put_codes(job *j) {
     const pieces *p = source_pieces(j);
     size_t n = 0;
     for (size_t i = 0; i < p->n; i++) n += code_of(p->names[i]).length > 0;
-    moe_span *codes = n ? making_keep(&j->m, NULL, n * sizeof *codes) : NULL;
-    int64_t *ids = n ? making_keep(&j->m, NULL, n * sizeof *ids) : NULL;
+    moe_span *codes = n ? making_keep(j->m, NULL, n * sizeof *codes) : NULL;
+    int64_t *ids = n ? making_keep(j->m, NULL, n * sizeof *ids) : NULL;
     if (!codes || !ids) return 0;
     n = 0;
     for (size_t i = 0; i < p->n; i++) {
         const moe_span code = code_of(p->names[i]);
         if (code.length) codes[n] = code, ids[n++] = (int64_t)i;
     }
-    making_put_texts(&j->m, "languages.codes", codes, n, 0);
-    making_put_ints(&j->m, "languages.tags", ids, n);
+    making_put_texts(j->m, "languages.codes", codes, n, 0);
+    making_put_ints(j->m, "languages.tags", ids, n);
     return n;
 }
 
@@ -845,8 +843,8 @@ static void put_pair(job *j) {
         if (pair) found = pair;
     }
     if (!found) return;
-    making_put_texts(&j->m, "languages.sources", &(moe_span){ found, 2 }, 1, 0);
-    making_put_texts(&j->m, "languages.targets", &(moe_span){ found + 2, 2 }, 1, 0);
+    making_put_texts(j->m, "languages.sources", &(moe_span){ found, 2 }, 1, 0);
+    making_put_texts(j->m, "languages.targets", &(moe_span){ found + 2, 2 }, 1, 0);
 }
 
 static int put_tokens(job *j) {
@@ -855,32 +853,32 @@ static int put_tokens(job *j) {
     const int plain = s->shared && target->file.data; /* the ids are those of the SentencePiece model */
     const packed_file *models[2];
     if (!find_models(j, models)) return 0;
-    making_put_int(&j->m, "token.eos", target->eos);
-    making_put_int(&j->m, "token.unk", target->unk);
-    const size_t tag_at = j->m.n_entries;
-    making_put_int(&j->m, "source.tag", 0);
-    making_put_text(&j->m, "tokenizer.kind", models[0] ? "sentencepiece" : "none");
-    if (models[0]) making_put_span(&j->m, "tokenizer.model", MOE_META_BYTES, models[0]->data, models[0]->size);
+    making_put_int(j->m, "token.eos", target->eos);
+    making_put_int(j->m, "token.unk", target->unk);
+    const size_t tag_at = j->m->n_entries;
+    making_put_int(j->m, "source.tag", 0);
+    making_put_text(j->m, "tokenizer.kind", models[0] ? "sentencepiece" : "none");
+    if (models[0]) making_put_span(j->m, "tokenizer.model", MOE_META_BYTES, models[0]->data, models[0]->size);
     if (models[0] &&
         (models[0]->size != models[1]->size || memcmp(models[0]->data, models[1]->data, models[0]->size) != 0))
-        making_put_span(&j->m, "tokenizer.target_model", MOE_META_BYTES, models[1]->data, models[1]->size);
+        making_put_span(j->m, "tokenizer.target_model", MOE_META_BYTES, models[1]->data, models[1]->size);
     for (int i = 0; i < 2 && !plain; i++) {
         const size_t n = i ? s->sources : s->targets + 1;
         if (i && s->shared) break;
         if (n > MOE_MAX_TEXTS)
-            return making_refuse(&j->m, packed_base(j->vocabularies[!i]), "%zu tokens; the limit of a model file is %d",
+            return making_refuse(j->m, packed_base(j->vocabularies[!i]), "%zu tokens; the limit of a model file is %d",
                                  n, MOE_MAX_TEXTS);
         if (i) {
-            making_put_int(&j->m, "source.vocab.size", (int64_t)s->sources);
-            making_put_int(&j->m, "source.token.eos", source->eos);
-            making_put_int(&j->m, "source.token.unk", source->unk);
+            making_put_int(j->m, "source.vocab.size", (int64_t)s->sources);
+            making_put_int(j->m, "source.token.eos", source->eos);
+            making_put_int(j->m, "source.token.unk", source->unk);
         }
-        making_put_texts(&j->m, i ? "source.pieces" : "vocabulary.pieces", i ? source->names : target->names,
+        making_put_texts(j->m, i ? "source.pieces" : "vocabulary.pieces", i ? source->names : target->names,
                          i ? s->sources : s->targets, i ? 0 : 1);
     }
-    if (put_codes(j) && j->m.status == MOE_OK) j->m.entries[tag_at].integer = 1;
+    if (put_codes(j) && j->m->status == MOE_OK) j->m->entries[tag_at].integer = 1;
     else put_pair(j);
-    return j->m.status == MOE_OK;
+    return j->m->status == MOE_OK;
 }
 
 /* ---- Shortlists: shortlist.py describes the format ---- */
@@ -906,19 +904,19 @@ static int check_list(job *j, const char *name, size_t tokens) {
     const shortlist *l = &j->lists;
     const size_t last = j->s.targets;
     if (!l->n_ids || l->n_ids >= LIST_LIMIT || l->first > last + 1)
-        return making_refuse(&j->m, name, "the shortlist has %llu ids or %llu first tokens, which do not fit the model",
+        return making_refuse(j->m, name, "the shortlist has %llu ids or %llu first tokens, which do not fit the model",
                              (unsigned long long)l->n_ids, (unsigned long long)l->first);
     if (list_begin(l, 0) != 0 || list_begin(l, tokens) != l->n_ids)
-        return making_refuse(&j->m, name, "the shortlist's offsets do not ascend from 0 to %llu",
+        return making_refuse(j->m, name, "the shortlist's offsets do not ascend from 0 to %llu",
                              (unsigned long long)l->n_ids);
     for (size_t i = 0; i < tokens; i++) {
         const uint64_t begin = list_begin(l, i), end = list_begin(l, i + 1);
         if (begin > end || end > l->n_ids)
-            return making_refuse(&j->m, name, "the shortlist's offsets do not ascend from 0 to %llu",
+            return making_refuse(j->m, name, "the shortlist's offsets do not ascend from 0 to %llu",
                                  (unsigned long long)l->n_ids);
         for (uint64_t k = begin; k < end; k++)
             if (list_id(l, (size_t)k) > last || (k > begin && list_id(l, (size_t)k) <= list_id(l, (size_t)k - 1)))
-                return making_refuse(&j->m, name, "the shortlist's ids do not ascend or are out of range (0 to %zu)",
+                return making_refuse(j->m, name, "the shortlist's ids do not ascend or are out of range (0 to %zu)",
                                      last);
     }
     return 1;
@@ -930,27 +928,27 @@ static int read_list(job *j) {
     uint64_t hash = 0;
     if (!j->list) return 1;
     const char *name = packed_base(j->list);
-    if (!making_failed(&j->m, packed_open(j->list, LARGEST_LIST, "a shortlist", j->m.out, &l->file, j->m.error)))
+    if (!making_failed(j->m, packed_open(j->list, LARGEST_LIST, "a shortlist", j->m->out, &l->file, j->m->error)))
         return 0;
     const uint8_t *data = l->file.data;
     const size_t size = l->file.size;
     if (size < 8 || word_at(data, 8) != list_magic) {
-        text_fail(j->m.error, MOE_ERROR_UNSUPPORTED, name,
+        text_fail(j->m->error, MOE_ERROR_UNSUPPORTED, name,
                   "%.80s: not a binary shortlist; convert text with tools/convert/convert.py --from marian", name);
-        return making_failed(&j->m, MOE_ERROR_UNSUPPORTED);
+        return making_failed(j->m, MOE_ERROR_UNSUPPORTED);
     }
-    if (size < LIST_HEADER) return making_refuse(&j->m, name, "the shortlist ends within its header");
+    if (size < LIST_HEADER) return making_refuse(j->m, name, "the shortlist ends within its header");
     l->first = word_at(data + 16, 8);
     l->n_offsets = word_at(data + 32, 8);
     l->n_ids = word_at(data + 40, 8);
     if (l->n_offsets > size || l->n_ids > size || size != LIST_HEADER + 8 * l->n_offsets + 4 * l->n_ids)
-        return making_refuse(&j->m, name, "the size of %zu bytes does not match %llu offsets and %llu ids", size,
+        return making_refuse(j->m, name, "the size of %zu bytes does not match %llu offsets and %llu ids", size,
                              (unsigned long long)l->n_offsets, (unsigned long long)l->n_ids);
     for (size_t at = 16; at + 8 <= size; at += 8)
         hash ^= word_at(data + at, 8) + 0x9e3779b9u + (hash << 6) + (hash >> 2);
-    if (hash != word_at(data + 8, 8)) return making_refuse(&j->m, name, "shortlist checksum mismatch: damaged");
+    if (hash != word_at(data + 8, 8)) return making_refuse(j->m, name, "shortlist checksum mismatch: damaged");
     if (l->n_offsets != tokens && l->n_offsets != tokens + 1)
-        return making_refuse(&j->m, name, "the shortlist has %llu offsets, but the model has %zu source tokens",
+        return making_refuse(j->m, name, "the shortlist has %llu offsets, but the model has %zu source tokens",
                              (unsigned long long)l->n_offsets, tokens);
     return check_list(j, name, tokens);
 }
@@ -958,10 +956,10 @@ static int read_list(job *j) {
 static void put_list(job *j) {
     const size_t tokens = j->s.shared ? j->s.targets + 1 : j->s.sources;
     if (!j->list) return;
-    making_put_int(&j->m, "shortlist.entries", (int64_t)j->lists.n_ids);
-    making_put_int(&j->m, "shortlist.first", (int64_t)j->lists.first);
-    making_put_int(&j->m, "shortlist.shared", j->s.shared);
-    making_put_int(&j->m, "shortlist.multiple", MULTIPLE);
+    making_put_int(j->m, "shortlist.entries", (int64_t)j->lists.n_ids);
+    making_put_int(j->m, "shortlist.first", (int64_t)j->lists.first);
+    making_put_int(j->m, "shortlist.shared", j->s.shared);
+    making_put_int(j->m, "shortlist.multiple", MULTIPLE);
     tensor *t = add_tensor(j, "shortlist.offsets", tokens + 1, 0);
     if (t) t->from = FROM_OFFSETS;
     t = add_tensor(j, "shortlist.ids", (size_t)j->lists.n_ids, 0);
@@ -974,7 +972,7 @@ static void put_list(job *j) {
 static int make_frequencies(job *j) {
     const size_t half = (size_t)j->s.width / 2;
     const float step = (float)(log(10000) / (double)(half - 1));
-    j->frequencies = making_keep(&j->m, NULL, half * sizeof *j->frequencies);
+    j->frequencies = making_keep(j->m, NULL, half * sizeof *j->frequencies);
     for (size_t i = 0; j->frequencies && i < half; i++) j->frequencies[i] = (float)exp((double)((float)i * -step));
     return j->frequencies != NULL;
 }
@@ -1025,7 +1023,7 @@ static void fill(void *user, size_t index, size_t piece, size_t row, float *out,
     if (j->given->type != MOE_TYPE_Q8 || !t->cols || t->f32) return;
     for (size_t i = 0; i < cols; i++) largest = fabsf(out[i]) > largest ? fabsf(out[i]) : largest;
     if (largest > 0 && isinf(127.0f / largest)) {
-        making_refuse(&j->m, j->model_name,
+        making_refuse(j->m, j->model_name,
                       "tensor %.40s: a row's largest weight is too small to quantise (below 4e-37)", t->name);
         out[0] = NAN; /* moe_model_write stops */
     }
@@ -1043,7 +1041,7 @@ static int fill_codes(void *user, size_t index, size_t row, int8_t *codes, size_
 }
 
 static int write_model(job *j) {
-    moe_tensor_spec *specs = making_keep(&j->m, NULL, j->n_tensors * sizeof *specs);
+    moe_tensor_spec *specs = making_keep(j->m, NULL, j->n_tensors * sizeof *specs);
     if (!specs) return 0;
     for (size_t i = 0; i < j->n_tensors; i++) {
         const tensor *t = &j->tensors[i];
@@ -1052,14 +1050,14 @@ static int write_model(job *j) {
                                       .n_dims = t->cols ? 2 : 1,
                                       .dims = { t->rows, t->cols } };
     }
-    const moe_write_params params = { .entries = j->m.entries,
-                                      .n_entries = j->m.n_entries,
+    const moe_write_params params = { .entries = j->m->entries,
+                                      .n_entries = j->m->n_entries,
                                       .tensors = specs,
                                       .n_tensors = j->n_tensors,
                                       .fill = fill,
                                       .codes = fill_codes,
                                       .user = j };
-    return making_write(&j->m, &params, j->model_file.size);
+    return making_write(j->m, &params, j->model_file.size);
 }
 
 static int convert(job *j) {
@@ -1067,25 +1065,26 @@ static int convert(job *j) {
     const size_t length = (size_t)(packed_base(path) - path);
     struct stat about;
     if (stat(path, &about) != 0)
-        return making_failed(&j->m, text_fail(j->m.error, MOE_ERROR_IO, packed_base(path), "cannot open %.160s: %s",
-                                              path, strerror(errno)));
+        return making_failed(j->m, text_fail(j->m->error, MOE_ERROR_IO, packed_base(path), "cannot open %.160s: %s",
+                                             path, strerror(errno)));
     const int from_folder = S_ISDIR(about.st_mode);
-    j->folder = from_folder ? making_keep(&j->m, path, strlen(path))
-                : length    ? making_keep(&j->m, path, length > 1 ? length - 1 : 1)
-                            : making_keep(&j->m, ".", 1);
+    j->folder = from_folder ? making_keep(j->m, path, strlen(path))
+                : length    ? making_keep(j->m, path, length > 1 ? length - 1 : 1)
+                            : making_keep(j->m, ".", 1);
     if (!from_folder) j->model = path;
     if (!from_folder && matches("*.yml *.yaml *.json *.spm", path))
-        return making_refuse(&j->m, packed_base(path), "not a Marian model: name its folder, or the .bin");
-    return j->folder && making_failed(&j->m, packed_list(j->folder, &j->names, j->m.error)) && open_config(j) &&
+        return making_refuse(j->m, packed_base(path), "not a Marian model: name its folder, or the .bin");
+    return j->folder && making_failed(j->m, packed_list(j->folder, &j->names, j->m->error)) && open_config(j) &&
            find_shortlist(j) && read_search(j) && find_files(j) && open_model(j) && read_sizes(j) &&
            read_vocabularies(j) && read_list(j) && put_general(j, from_folder) && put_model(j) &&
            (put_search(j), put_tokens(j)) && (put_list(j), 1) && make_frequencies(j) && write_model(j);
 }
 
-moe_status marian_convert(const marian_files *files, const char *out, moe_error *error) {
-    job j = { .m = { .out = out, .error = error, .note = files->note, .begin = files->begin, .user = files->user },
-              .given = files };
-    if (!convert(&j) && j.m.status == MOE_OK) making_no_memory(&j.m);
+int marian_convert(making *m, const convert_options *options) {
+    convert_options given = *options;
+    job j = { .m = m, .given = &given };
+    if (given.type == MOE_TYPE_KEEP) given.type = MOE_TYPE_Q8;
+    const int good = convert(&j);
     packed_names_free(&j.names);
     packed_close(&j.config_file);
     packed_close(&j.model_file);
@@ -1097,7 +1096,6 @@ moe_status marian_convert(const marian_files *files, const char *out, moe_error 
         packed_close(&j.spm[i]);
         pieces_free(&j.pieces[i]);
     }
-    making_free(&j.m);
     free(j.tensors);
-    return j.m.status;
+    return good;
 }

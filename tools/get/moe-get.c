@@ -437,7 +437,8 @@ static int convert(getter *g, const store_model *model, const char *path, const 
                                   .type = MOE_TYPE_KEEP,
                                   .experts = MOE_TYPE_KEEP,
                                   .note = on_converter_note,
-                                  .user = g };
+                                  .user = g,
+                                  .resume = 1 };
     if (!g->o->quiet) program_error("converting %s", model->id);
     handle_signals(0);
     const moe_status status = convert_model(&how, out, &e);
@@ -471,6 +472,7 @@ static int report(getter *g, const source_name *name) {
     if (g->o->no_convert) return puts(folder), -1;
     if (store_make_parent(converted, &e)) return failed(&e);
     store_read(folder, name->id, &there);
+    unlink(converted); /* if it is damaged */
     snprintf(path, sizeof path, "%s%s%s", folder, *name->file ? "/" : "", name->file);
     const int status = convert(g, &there, path, converted);
     if (status >= 0) return status;

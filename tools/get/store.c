@@ -95,9 +95,11 @@ static moe_status cannot_remove(const char *path, moe_error *error) {
 
 /* Remove the conversion of a model, if it exists. */
 static moe_status remove_converted(const char *id, moe_error *error) {
-    char path[STORE_PATH];
+    char path[STORE_PATH], partial[STORE_PATH + 16];
     const moe_status status = store_converted(id, path, error);
     if (status) return status;
+    snprintf(partial, sizeof partial, "%s.partial", path);
+    unlink(partial); /* of an interrupted conversion */
     if (unlink(path) != 0 && errno != ENOENT && errno != ENOTDIR) return cannot_remove(path, error);
     *strrchr(path, '/') = 0;
     rmdir(path); /* the owner's folder, if it is empty */

@@ -1,6 +1,6 @@
 /* published.c - see published.h. */
-#define _GNU_SOURCE      /* st_mtim on Linux */
-#define _DARWIN_C_SOURCE /* st_mtimespec on macOS */
+#define _GNU_SOURCE      /* getentropy on Linux */
+#define _DARWIN_C_SOURCE /* the same on macOS */
 
 #include "tools/text/published.h"
 #include "tools/convert/convert.h"
@@ -10,7 +10,6 @@
 #include "tools/text/system.h"
 
 #include <errno.h>
-#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,23 +18,11 @@
 
 #ifdef __APPLE__
 #include <sys/random.h> /* getentropy */
-#define st_mtim st_mtimespec
 #endif
 
-enum { VERSION = 1, PATH_BYTES = 4096, NAME = 64, HASH = 16, SMALL = 1 << 20 };
-
-/* Files of a folder that a conversion may read. */
-static const char *const patterns[] = { "*.json",   "*.jinja", "*.safetensors", "*.tiktoken", "*.gguf", "*.bin",
-                                        "*.bin.gz", "*.npz*",  "*.spm",         "*.spm.gz",   "*.yml",  "*.yml.gz",
-                                        "*.yaml",   "lex.*",   "LICENSE*",      "LICENCE*" };
+enum { PATH_BYTES = 4096, NAME = 64, HASH = 16 };
 
 int text_is_published(const char *path) { return convert_guess(path) != CONVERT_NONE; }
-
-static int is_source(const char *name) {
-    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
-        if (fnmatch(patterns[i], name, FNM_PERIOD) == 0) return 1;
-    return 0;
-}
 
 /* ---- The name of a conversion ---- */
 
@@ -43,46 +30,6 @@ typedef struct conversion {
     char folder[PATH_BYTES]; /* CACHE/files */
     char prefix[NAME + HASH + 8], path[PATH_BYTES + 2 * NAME];
 } conversion;
-
-/* Add a file to the hash of a source. */
-static moe_status add_file(sha256 *s, const char *folder, const char *name, moe_error *error) {
-    char path[PATH_BYTES], line[PATH_BYTES], digest[SHA256_TEXT] = "";
-    struct stat about;
-    if (snprintf(path, sizeof path, "%s%s%s", folder, *folder ? "/" : "", name) >= (int)sizeof path) return MOE_OK;
-    if (stat(path, &about) != 0 || !S_ISREG(about.st_mode)) return MOE_OK;
-    if (about.st_size <= SMALL) {
-        const moe_status status = packed_digest(path, digest, error);
-        if (status) return status;
-    }
-    const int n = snprintf(line, sizeof line, "%s\n%lld %lld.%09ld %llu %s\n", name, (long long)about.st_size,
-                           (long long)about.st_mtim.tv_sec, (long)about.st_mtim.tv_nsec,
-                           (unsigned long long)about.st_ino, digest);
-    sha256_add(s, line, n < (int)sizeof line ? (size_t)n : sizeof line - 1);
-    return MOE_OK;
-}
-
-/* Hash the files of a source: those of a folder, those next to a Marian model or a part of a split file, or the file.
- */
-static moe_status hash_source(const char *path, char out[SHA256_TEXT], moe_error *error) {
-    const char *name = packed_base(path);
-    packed_names names = { 0 };
-    struct stat about;
-    char folder[PATH_BYTES];
-    sha256 s;
-    sha256_begin(&s);
-    sha256_add(&s, MOE_VERSION, sizeof MOE_VERSION);
-    const int is_folder = stat(path, &about) == 0 && S_ISDIR(about.st_mode);
-    const int alone = !is_folder && convert_guess(path) == CONVERT_GGUF && fnmatch("*-of-?????.gguf", name, 0) != 0;
-    const int length = is_folder ? (int)strlen(path) : (int)(name - path);
-    if (snprintf(folder, sizeof folder, "%.*s", length, path) >= (int)sizeof folder)
-        return text_fail(error, MOE_ERROR_IO, "", "the path %.160s... is too long", path);
-    moe_status status = alone ? add_file(&s, "", path, error) : packed_list(*folder ? folder : ".", &names, error);
-    for (size_t i = 0; i < names.n && !status; i++)
-        if (is_source(names.data[i])) status = add_file(&s, *folder ? folder : ".", names.data[i], error);
-    packed_names_free(&names);
-    sha256_end(&s, out);
-    return status;
-}
 
 /* Set the path of the conversion of a source. */
 static moe_status name_conversion(const char *path, conversion *c, moe_error *error) {
@@ -99,7 +46,7 @@ static moe_status name_conversion(const char *path, conversion *c, moe_error *er
     for (char *p = name; *p; p++)
         if (!strchr("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-", *p)) *p = '_';
     if (*name == '.') *name = '_';
-    if (!status) status = hash_source(real, source, error);
+    if (!status) status = convert_identify(real, source, error);
     free(real);
     if (status) return status;
     snprintf(c->prefix, sizeof c->prefix, "%s-%.*s-", name, HASH, place);
@@ -122,7 +69,7 @@ static moe_status make_folder(const char *path, moe_error *error) {
                      strerror(errno));
 }
 
-/* Remove earlier conversions of the same source, and unfinished ones. */
+/* Remove earlier conversions of the same source, also unfinished ones. */
 static void remove_others(const conversion *c) {
     packed_names names = { 0 };
     char path[PATH_BYTES + 256];
@@ -143,6 +90,11 @@ typedef struct report {
     const char *path, *folder; /* folder: of the conversion */
     int cached;
 } report;
+
+static void print_note(void *user, const char *message) {
+    const report *r = user;
+    fprintf(stderr, "%s: %s\n", r->path, message);
+}
 
 static void print_begin(void *user, uint64_t bytes, uint64_t source) {
     const report *r = user;
@@ -168,8 +120,10 @@ static moe_status convert(const char *path, const char *out, const char *folder,
     const convert_options options = { .path = path,
                                       .type = MOE_TYPE_KEEP,
                                       .experts = MOE_TYPE_KEEP,
+                                      .note = print_note,
                                       .begin = print_begin,
-                                      .user = &r };
+                                      .user = &r,
+                                      .resume = cached };
     return without_name(path, convert_model(&options, out, error), error);
 }
 
@@ -196,7 +150,7 @@ static moe_status open_once(const char *path, const moe_model_params *params, mo
     return status;
 }
 
-/* Open an earlier conversion. Set *out to NULL if it is missing or damaged. */
+/* Open an earlier conversion. Set *out to NULL if it is missing or damaged; a damaged one is removed. */
 static moe_status open_earlier(const char *path, const moe_model_params *params, moe_model **out, moe_error *error) {
     *out = NULL;
     if (access(path, R_OK) != 0) return MOE_OK;
@@ -205,6 +159,7 @@ static moe_status open_earlier(const char *path, const moe_model_params *params,
         (status = moe_model_verify(*out, error)))
         moe_model_close(*out);
     if (status) *out = NULL;
+    if (status == MOE_ERROR_FORMAT) unlink(path);
     return status == MOE_ERROR_MEMORY ? status : MOE_OK;
 }
 
