@@ -544,7 +544,7 @@ static short events_of(int fd, short wanted) {
     if (wanted & POLLOUT) return POLLOUT; /* writing waits */
     if (is_console(file)) return WaitForSingleObject(file, 0) == WAIT_OBJECT_0 ? POLLIN : 0;
     if (GetFileType(file) != FILE_TYPE_PIPE) return POLLIN;
-    if (!PeekNamedPipe(file, NULL, 0, NULL, &n, NULL)) return POLLIN | POLLHUP; /* reading returns 0 */
+    if (!PeekNamedPipe(file, NULL, 0, NULL, &n, NULL)) return POLLIN | POLLHUP; /* closed, or wine's pipe from Linux */
     return n ? POLLIN : 0;
 }
 
