@@ -150,7 +150,8 @@ TEXT_OBJECTS = $(addprefix $(BUILD)/,choice.o moetext.o several.o models.o place
 	spans.o marks.o messages.o glossary.o heading.o plurals.o terms.o protect.o prompt.o suspicion.o rows.o spm.o bpe.o bytes.o \
 	published.o $(POSIX_OBJECTS)) $(CONVERT_OBJECTS)
 
-# One object whose internal symbols are local. $(LD), not $(CC): EXTRA may contain sanitizers.
+# One object whose internal symbols are local, except on Windows, where symbols have no visibility. $(LD), not $(CC):
+# EXTRA may contain sanitizers.
 $(BUILD)/libmoetext.o: $(TEXT_OBJECTS)
 ifeq ($(shell uname -s),Darwin)
 	$(LD) -r -exported_symbol '_moetext_*' $^ -o $@
@@ -159,7 +160,7 @@ else
 	$(OBJCOPY) --localize-hidden $@
 endif
 
-$(TEXT_LIBRARY): $(BUILD)/libmoetext.o $(MOE_OBJECTS) $(BUILD)/.objects
+$(TEXT_LIBRARY): $(if $(WINDOWS),$(TEXT_OBJECTS),$(BUILD)/libmoetext.o) $(MOE_OBJECTS) $(BUILD)/.objects
 	rm -f $@
 	$(AR) rcs $@ $(filter %.o,$^)
 
@@ -175,7 +176,7 @@ $(BIN)/$(call shared_name,libmoe): $(MOE_OBJECTS) $(BUILD)/.objects
 
 $(BIN)/$(call shared_name,libmoetext): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.objects
 	$(filter-out -pie,$(LINK)) $(call SHARED,libmoetext) $(SYSTEM_LIBS) -lcjson -lz -lsentencepiece -lpcre2-8 -lexttextcat-2.0 \
-	    -lutf8proc -lm $(CUDA_LIBS) -o $@
+	    -lutf8proc -lm $(CUDA_LIBS) $(END_LIBS) -o $@
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoetext,$(SONUMBER))
 
 # Objects that programs for text share.

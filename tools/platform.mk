@@ -25,7 +25,8 @@ endif
 WINDOWS ?= $(findstring mingw,$(CC))
 ifneq ($(WINDOWS),)
 EXE = .exe
-POSIX = -std=gnu11 -Itools/windows -include tools/windows/posix.h -DPCRE2_STATIC -DUTF8PROC_STATIC -DCURL_STATICLIB
+POSIX = -std=gnu11 -Itools/windows -include tools/windows/posix.h -DPCRE2_STATIC -DUTF8PROC_STATIC -DCURL_STATICLIB \
+	-DCJSON_HIDE_SYMBOLS
 POSIX_OBJECTS = posix.o
 START = $(BUILD)/start.o
 HARDEN =
@@ -40,6 +41,9 @@ ifeq ($(shell uname -s),Darwin)
 shared_name = $(1)$(2:%=.%).dylib
 SHARED = -dynamiclib -install_name @rpath/$(call shared_name,$(1),$(SONUMBER)) -current_version $(VERSION) \
 	-Wl,-exported_symbol,'_moe*'
+else ifneq ($(WINDOWS),)
+shared_name = $(1)$(2:%=-%).dll
+SHARED = -shared -Wl,--version-script,$(BUILD)/exports
 else
 shared_name = $(1).so$(2:%=.%)
 SHARED = -shared -Wl,-soname,$(call shared_name,$(1),$(SONUMBER)) -Wl,--version-script,$(BUILD)/exports
