@@ -330,5 +330,6 @@ run_targets = MOE_TEST_TIMEOUT=1800 $(RUN_SUITES) $(foreach target,$(1),"tests/p
 test-hashes: $(BUILD)/translate_ids $(BUILD)/seeds $(BIN)/moe-translate build/cross/en-pt.bin
 	@$(call run_targets,i386 x86_64-musl fuzz-i386 here)
 
-test-targets: $(BUILD)/translate_ids build/cross/en-pt.bin | $(BUILD)/.deps-targets
-	@$(call run_targets,riscv64 armhf aarch64-musl windows wasi)
+test-targets: $(BUILD)/translate_ids $(BIN)/moe-translate $(BIN)/moe-quantize build/cross/en-pt.bin | $(BUILD)/.deps-targets
+	@$(call run_targets,riscv64 armhf aarch64-musl windows windows-avx2 wasi) \
+	    "tests/python tests/cross/test_windows.py"

@@ -32,7 +32,7 @@ START = $(BUILD)/start.o
 HARDEN =
 HARDEN_LINK =
 WARN += -Wno-float-conversion -Wa,-muse-unaligned-vector-move
-LINK += -municode -static
+LINK += -municode -static -Wl,--no-insert-timestamp
 END_LIBS = -lws2_32 -lbcrypt -lcrypt32 -ladvapi32
 endif
 

@@ -33,6 +33,7 @@ TARGETS = {  # compiler, flags, emulator
     "aarch64-musl": ([*ZIG, "aarch64-linux-musl"], ["-DMOE_ONLY_ISA=neon"], ["qemu-aarch64"]),
     "x86_64-musl": (["musl-gcc", "-static"], ["-DMOE_ONLY_ISA=avx2"], []),
     "windows": (MINGW, PORTABLE, ["wine64"]),
+    "windows-avx2": ([*MINGW, "-Wa,-muse-unaligned-vector-move"], ["-DMOE_ONLY_ISA=avx2"], ["wine64"]),
     "wasi": ([*ZIG, "wasm32-wasi"], PORTABLE, ["node", "--no-warnings", "tests/cross/wasi.mjs"]),
 }
 HASHES, SENTENCES = "tests/golden/hashes.txt", "tests/golden/sentences.tsv"
@@ -156,7 +157,7 @@ def build(name, folder, *programs, engine=None):
     compiled, commands = os.path.join(folder, "engine.o"), []
     output([*compiler, "-c", engine or "moe.c", "-o", compiled])
     for source in programs:
-        program = os.path.join(folder, os.path.basename(source) + (".exe" if name == "windows" else ".program"))
+        program = os.path.join(folder, os.path.basename(source) + (".exe" if name.startswith("windows") else ".program"))
         output([*compiler, source, compiled, "-lm", "-pthread", "-o", program])
         commands.append([program] if name == "i386" and runs_here(program) else [*emulator, program])
     return commands

@@ -293,9 +293,9 @@ int posix_mkstemp(char *path) {
 
 /* Mode "r" reads lines that end with "\r\n" like those that end with "\n". */
 FILE *posix_fdopen(int fd, const char *mode) {
-    char binary[8];
-    snprintf(binary, sizeof binary, "%.4s%s", mode, strchr(mode, 'b') ? "" : *mode == 'r' ? "t" : "b");
-    return _fdopen(fd, binary);
+    const int is_text = strcmp(mode, "r") == 0;
+    _setmode(fd, is_text ? _O_TEXT : _O_BINARY);
+    return _fdopen(fd, is_text ? "rt" : *mode == 'r' ? "rb" : *mode == 'a' ? "ab" : "wb");
 }
 
 FILE *posix_fopen(const char *path, const char *mode) {
@@ -879,6 +879,17 @@ char *posix_getenv(const char *name) {
     } else free(value);
     pthread_mutex_unlock(&mutex);
     return v ? v->value : NULL;
+}
+
+int posix_setenv(const char *name, const char *value, int replace) {
+    const size_t n = strlen(value) + 1;
+    wchar_t key[256], *wide = malloc(n * sizeof *wide);
+    (void)replace;
+    if (!wide) return -1;
+    const int good = MultiByteToWideChar(CP_UTF8, 0, name, -1, key, 256) &&
+                     MultiByteToWideChar(CP_UTF8, 0, value, -1, wide, (int)n) && SetEnvironmentVariableW(key, wide);
+    free(wide);
+    return good ? 0 : failed_last();
 }
 
 BOOLEAN NTAPI SystemFunction036(PVOID data, ULONG bytes); /* RtlGenRandom */

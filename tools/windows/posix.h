@@ -194,6 +194,8 @@ int poll(struct pollfd *files, size_t n, int milliseconds);
 
 #define getenv posix_getenv
 char *getenv(const char *name); /* valid until the end of the process */
+#define setenv posix_setenv
+int setenv(const char *name, const char *value, int replace); /* always replaces */
 #define strerror posix_strerror
 char *strerror(int number);
 #define getentropy posix_getentropy
