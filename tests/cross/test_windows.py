@@ -105,6 +105,7 @@ def first_sentence_in_an_empty_prefix_takes_ten_seconds():
     out, _ = run("moe-translate", "-m", SHIPPED, "-t", "fr", "Where is my book?")
     seconds, load = time.monotonic() - begin, max(1, os.getloadavg()[0] / os.cpu_count())
     assert out.decode() == "Où est mon livre ?\n"
+    subprocess.run(["wineserver64", "-p"], env=environment(), check=True)  # the next programs start at once
     assert seconds < 10 * load, (seconds, load)
 
 
@@ -301,4 +302,6 @@ def moe_get_fetches_over_http_and_https():
 
 
 if __name__ == "__main__":
-    sys.exit(test.run(*sys.argv[1:2]))
+    failed = test.run(*sys.argv[1:2])
+    subprocess.run(["wineserver64", "-k"], env=environment())
+    sys.exit(failed)
