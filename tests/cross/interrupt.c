@@ -5,6 +5,8 @@
  * Creates a console, starts the command in it and sends ^C after the given time, as often as given. Prints the exit
  * status. Standard input of the command is a pipe that stays empty. */
 #define _WIN32_WINNT 0x0A00
+#include <fcntl.h>
+#include <io.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <wchar.h>
@@ -20,6 +22,7 @@ int wmain(int argc, wchar_t **argv) {
     HANDLE empty;
     DWORD status = 0;
     if (argc < 4) return 2;
+    _setmode(1, _O_BINARY);
     for (int i = 3; i < argc; i++) {
         wcscat(line, i > 3 ? L" \"" : L"\"");
         wcscat(line, argv[i]);

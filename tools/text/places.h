@@ -17,7 +17,7 @@ int text_place_of_program(const char *name, char *path, size_t size);
 int text_place_of_shipped(char *path, size_t size);
 
 /* Write the folder of models that moe-get has fetched: $XDG_DATA_HOME/moe or ~/.local/share/moe; if `converted` is 1,
- * that of their conversions: $XDG_CACHE_HOME/moe or ~/.cache/moe. Errors: MOE_ERROR_IO. */
+ * that of their conversions: $XDG_CACHE_HOME/moe or ~/.cache/moe. Windows: in %LOCALAPPDATA%. Errors: MOE_ERROR_IO. */
 moe_status text_place_of_models(int converted, char *path, size_t size, moe_error *error);
 
 #endif

@@ -677,7 +677,7 @@ int posix_raise(int number) {
 /* Windows ends the process when this function returns for these events, or after a few seconds. */
 static BOOL WINAPI on_event(DWORD event) {
     const int ends = event != CTRL_C_EVENT && event != CTRL_BREAK_EVENT;
-    posix_raise(ends ? SIGHUP : SIGINT);
+    posix_raise(ends ? SIGTERM : SIGINT);
     if (ends) Sleep(INFINITE);
     return TRUE;
 }

@@ -3,8 +3,8 @@
  *
  *   - Paths, arguments, environment variables and the console are UTF-8. Files are binary: lines end with "\n".
  *   - A descriptor of a socket is SOCKET_MARK + its handle, so that close() and poll() can tell them apart.
- *   - ^C, ^Break and a closed console or session call the handlers of SIGINT and SIGHUP in a thread of their own. After
- *     pthread_sigmask has blocked a signal in the main thread, its handler is not running.
+ *   - ^C, ^Break and a closed console or session call the handlers of SIGINT and SIGTERM in a thread of their own.
+ * After pthread_sigmask has blocked a signal in the main thread, its handler is not running.
  *   - What Windows lacks fails with ENOSYS: fork, Unix sockets, owners and permissions of files. */
 #ifndef MOE_POSIX_H
 #define MOE_POSIX_H
