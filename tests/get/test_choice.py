@@ -86,6 +86,9 @@ def without_a_suitable_model_the_message_names_the_command():
                             (("-s", "ja", "-t", "fr"), "moe-get ja-en"), (("-s", "ja", "-t", "pt"), "moe-get ja-pt"),
                             (("-s", "auto", "-t", "pt"), "moe-get en-pt"), (("-t", "x y"), "moe-get --search")):
             assert says in h.fails(*words), words
+        for code, says in (("pt-BR", "moe-get en-pt"), ("IT_IT", "moe-get en-it"), ("af-419", "moe-get en-af"),
+                           ("zh_TW", "--search zh "), ("zh-Hant", "--search zh "), ("sr_Latn", "--search sr ")):
+            assert says in h.fails("-t", code) + " ", code
         assert not os.path.exists(h.data) and not os.path.exists(h.cache)
 
 
@@ -144,6 +147,26 @@ def the_shipped_model_can_be_one_of_two():
         h.add("firefox/en-pt")
         assert h.chosen("-s", "de", "-t", "pt") == f"{SHIPPED} + firefox/en-pt"
         assert f"model: {SHIPPED} + firefox/en-pt" in h.run(*FAST, "-v", "-s", "de", "-t", "pt", "Gut.").stderr
+
+
+@test
+def a_fetched_model_is_named_if_its_name_is_not_a_file():
+    with home() as h:
+        h.add("firefox/en-pt")
+        for name in "en-pt", "firefox/en-pt":
+            done = h.run("-m", name, "-t", "pt", "w5", status=(3,))
+            assert f"the fetched model is {h.cache}/firefox/en-pt.bin" in done.stderr, done.stderr
+        for name in "en-xx", "../.cache/moe/firefox/en-pt", "/firefox/en-pt":
+            assert "fetched model" not in h.run("-m", name, "-t", "pt", "w5", status=(3,)).stderr
+
+
+@test
+def a_missing_target_lists_the_directions_of_all_models():
+    with home() as h:
+        h.add("firefox/en-pt")
+        h.add("o/x", "ja ko th")
+        message = h.fails()
+        assert "en to pt; ja to ko th; en to de fr es; " in message, message
 
 
 @test
@@ -219,6 +242,21 @@ def the_python_package_makes_the_same_choice():
             f"firefox/de-en firefox/en-pt {SHIPPED}"
         failed = h.python("import moe_translate as m\ntry: m.Translator(target='ja')\nexcept m.MoeError as e: print(e)")
         assert "moe-get en-ja" in failed, failed
+
+
+@test
+def the_python_package_returns_paths_that_are_not_utf_8():
+    with home() as h:
+        h.add("firefox/en-pt")
+        with open(h.data + "/firefox/en-pt/a", "w", encoding="utf-8") as file:
+            file.write("x")
+        with open(h.data + "/firefox/en-pt/moe-get.json", "w", encoding="utf-8") as file:
+            json.dump({"files": [{"name": "a", "bytes": 1}]}, file)
+        h.more = {"XDG_CACHE_HOME": h.path + "/c\udcff ", "HF_HUB_OFFLINE": "1"}
+        os.mkdir(h.more["XDG_CACHE_HOME"])
+        shutil.move(h.cache, h.more["XDG_CACHE_HOME"])
+        found = h.python("import os, moe_translate as m; print(os.fsencode(m.get('en-pt')))")
+        assert found.endswith("/c\\xff /moe/firefox/en-pt.bin'"), found
 
 
 @test

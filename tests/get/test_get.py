@@ -5,6 +5,7 @@ Usage: tests/python tests/get/test_get.py [NAME]
 Prints `ok NAME` or `FAIL NAME` per test. BIN is the folder of the programs.
 """
 import contextlib
+import fcntl
 import functools
 import gzip
 import hashlib
@@ -18,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import urllib.parse
 import urllib.request
@@ -325,23 +327,41 @@ def a_model_that_cannot_be_converted_is_an_error():
         folder = p.get("en-de").out.strip()
         done = subprocess.run([GET, "en-de"], env=p.environment(), capture_output=True, text=True, timeout=60)
         assert done.returncode == 3 and not done.stdout and "model.ende" in done.stderr, done
+        assert "first run: moe-get rm firefox/en-de" in done.stderr.splitlines()[-1], done.stderr
         assert check_complete(folder) and not os.listdir(p.cache + "/firefox")
+
+
+def on_terminal(p, *words, answer=b""):
+    """Run moe-get on a terminal, where `answer` is typed at a question; return the exit status and what is shown."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([GET, "--no-convert", *words], env=p.environment(), stdin=theirs,
+                               stdout=subprocess.DEVNULL, stderr=theirs, start_new_session=True,
+                               preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while data := os.read(ours, 4096):
+            shown += data
+            if shown.endswith(b"(y/N) "):
+                os.write(ours, answer)
+    os.close(ours)
+    return process.wait(60), shown
+
+
+@test
+def a_licence_is_accepted_on_a_terminal():
+    with player() as p:
+        for answer, status in (b"\n", 2), (b"no\n", 2), (b"yikes\n", 2), (b"\4", 2), (b"\3", 130), (b"Yes\n", 0):
+            assert on_terminal(p, "nllb", answer=answer)[0] == status, answer
+            assert bool(p.records()) == (status == 0)
 
 
 @test
 def a_terminal_shows_rate_and_time_left():
     with player() as p:
         services.fault(MODEL, rate=20_000)
-        ours, theirs = pty.openpty()
-        process = subprocess.Popen([GET, "--no-convert", "en-de"], env=p.environment(), stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.DEVNULL, stderr=theirs)
-        os.close(theirs)
-        shown = b""
-        with contextlib.suppress(OSError):  # the end of a terminal
-            while data := os.read(ours, 4096):
-                shown += data
-        os.close(ours)
-        assert process.wait(60) == 0, shown
+        status, shown = on_terminal(p, "en-de")
+        assert status == 0, shown
         line = rb"\r\[1/3\] model\.ende\.in\.\.\.  [\d.]+ kB of [\d.]+ kB \(\d+%\), [\d.]+ kB/s, 0:00:0\d left"
         assert re.search(line, shown), shown
         check_complete(p.data + "/firefox/en-de")

@@ -204,6 +204,14 @@ def damaged_and_unsupported_models_are_named():
         assert "x.gguf" in notes and "truncated" in notes and notes.count("x.gguf") == 1, notes
 
 
+@test
+def folders_without_a_model_are_named():
+    with home() as (at, environment):
+        for folder in at, at + "/one":
+            os.makedirs(folder, exist_ok=True)
+            assert "contains no published model" in translate(folder, environment, status=3)[1]
+
+
 @numpy_test
 def a_cache_that_cannot_be_written_is_named():
     with home() as (at, environment):

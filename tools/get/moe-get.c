@@ -383,7 +383,9 @@ static int accept_licence(const getter *g, const source_model *m) {
     if (!source_is_restricted(m->licence) || g->o->accept || g->o->dry_run) return -1;
     if (!g->o->quiet && isatty(STDIN_FILENO) && isatty(STDERR_FILENO)) {
         fprintf(stderr, "The licence %s does not permit commercial use. Accept it? (y/N) ", m->licence);
-        if (fgets(answer, sizeof answer, stdin) && (*answer == 'y' || *answer == 'Y')) return -1;
+        const int given = fgets(answer, sizeof answer, stdin) != NULL;
+        if (stop_signal) return 128 + (int)stop_signal;
+        if (given && (strcasecmp(answer, "y\n") == 0 || strcasecmp(answer, "yes\n") == 0)) return -1;
     }
     program_error("%s has the licence %s, which does not permit commercial use; to accept it, add --accept-licence",
                   m->name.id, m->licence);
@@ -443,12 +445,12 @@ static int convert(getter *g, const store_model *model, const char *path, const 
     handle_signals(0);
     const moe_status status = convert_model(&how, out, &e);
     handle_signals(1);
-    if (status && status != MOE_ERROR_UNSUPPORTED) {
-        const int result = failed(&e);
-        if (status == MOE_ERROR_FORMAT)
-            program_error("to fetch %s again, first run moe-get rm %s", model->id, model->id);
-        return result;
+    if (status == MOE_ERROR_FORMAT) {
+        char reason[sizeof e.message];
+        snprintf(reason, sizeof reason, "%s", e.message);
+        text_fail(&e, status, "", "%.150s; to fetch it again, first run: moe-get rm %.60s", reason, model->id);
     }
+    if (status && status != MOE_ERROR_UNSUPPORTED) return failed(&e);
     if (status && !g->o->quiet) program_error("%s", e.message);
     return -1;
 }

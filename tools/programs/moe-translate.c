@@ -356,12 +356,26 @@ static int open_model(const options *o, const text_settings *settings, text_leve
     return program_check_kind(o->common.model, moetext_model_engine(*model), MOE_MODEL_TRANSLATION);
 }
 
+/* Report a missing target, with the directions of all models if several may be chosen. */
+static int ask_target(const options *o, const moetext_model *model) {
+    static const char what[] = "-t LANG (target language)";
+    text_bytes ways = { 0 };
+    if (!o->choice || o->choice->n_local < 2) return program_ask_language(text_front_of(model), what);
+    for (size_t i = 0; i < o->choice->n_local; i++) {
+        text_append_string(&ways, i ? "; " : "");
+        text_append_string(&ways, o->choice->local[i]->ways);
+    }
+    program_error("missing %s; models translate %s", what, ways.failed ? "" : ways.data);
+    text_bytes_free(&ways);
+    return EXIT_USAGE;
+}
+
 /* Check that the required languages are given. Return -1, or the exit status after an error message. */
 static int check_languages(const options *o, const moetext_model *model) {
     const moe_model *engine = moetext_model_engine(model);
     const int whole = o->raw || (o->common.ids && moe_model_prompted(engine)); /* 1 if lines are complete prompts */
     if (whole || !moe_model_language_count(engine)) return -1;
-    if (!*o->common.settings.target) return program_ask_language(text_front_of(model), "-t LANG (target language)");
+    if (!*o->common.settings.target) return ask_target(o, model);
     if (moetext_model_needs_source(model) && !*o->common.settings.source)
         return program_ask_language(text_front_of(model), "-s LANG (source language)");
     return -1;

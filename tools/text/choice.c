@@ -23,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -209,15 +210,31 @@ static int has_way(const choice *c, const char *source, const char *target) {
     return from >= 0 && to >= 0 && text_set_hops(c->set, (size_t)from, (size_t)to) > 0;
 }
 
+/* Write a language as moe-get names it: pt for PT or pt_BR. zh-TW and codes of scripts remain, which are not those of
+ * zh.
+ */
+static void write_code(const char *code, char out[64]) {
+    size_t n = strcspn(code, "-_"), region = code[n] ? strlen(code + n + 1) : 0;
+    snprintf(out, 64, "%s", code);
+    if ((n != 2 && n != 3) || (region && (region > 3 || (n == 2 && strncasecmp(code, "zh", 2) == 0)))) return;
+    for (size_t i = 0; i < n; i++) out[i] = (char)(isupper((unsigned char)code[i]) ? code[i] + 32 : code[i]);
+    out[n] = 0;
+}
+
 /* Write the command that fetches a missing model. */
-static void write_command(const choice *c, const char *source, const char *target, char out[160]) {
-    const char *from = source ? source : "en", *to = target;
-    if (source && strcmp(source, "en") != 0 && strcmp(target, "en") != 0) { /* through English? */
+static void write_command(const choice *c, const char *source_code, const char *target_code, char out[160]) {
+    char source[64] = "", target[64];
+    write_code(target_code, target);
+    if (source_code) write_code(source_code, source);
+    const char *from = *source ? source : "en", *to = target;
+    if (*source && strcmp(source, "en") != 0 && strcmp(target, "en") != 0) { /* through English? */
         if (has_way(c, source, "en")) from = "en";
         else if (has_way(c, "en", target)) to = "en";
     }
-    if (!is_language(from) || !is_language(to)) snprintf(out, 160, "moe-get --search %.60s lists models", target);
-    else if (strcmp(from, to) == 0) snprintf(out, 160, "moe-get XX-%s fetches a model that translates from XX", to);
+    if (!is_language(from) || !is_language(to)) {
+        const size_t length = strcspn(target, "-_");
+        snprintf(out, 160, "moe-get --search %.*s lists models", (int)(length < 60 ? length : 60), target);
+    } else if (strcmp(from, to) == 0) snprintf(out, 160, "moe-get XX-%s fetches a model that translates from XX", to);
     else snprintf(out, 160, "fetch one: moe-get %s-%s", from, to);
     const size_t n = strlen(out);
     if (c->idle) snprintf(out + n, 160 - n, " (not converted: %.80s)", c->first_idle);

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* memmem */
 
 #include "tools/text/open.h"
+#include "tools/text/places.h"
 #include "tools/text/prompt.h"
 #include "tools/text/published.h"
 #include "tools/text/system.h"
@@ -379,6 +380,25 @@ void text_say_how_to_convert(const char *path, moe_error *error) {
     free(data);
 }
 
+/* Say that a folder is not a model, or name the fetched model that a missing file may mean: firefox/en-pt or en-pt. */
+static void say_what_is_there(const char *path, moe_error *error) {
+    static const char *const owners[] = { "", "firefox/" };
+    char folder[2048], found[4096];
+    struct stat about;
+    if (error && stat(path, &about) == 0 && S_ISDIR(about.st_mode) && !strchr(error->message, ';'))
+        say(error, "; the folder contains no published model");
+    if (!error || *path == '/' || *path == '.' || access(path, F_OK) == 0 ||
+        text_place_of_models(1, folder, sizeof folder, NULL))
+        return;
+    for (size_t i = 0; i < sizeof owners / sizeof *owners; i++) {
+        snprintf(found, sizeof found, "%s/%s%.255s.bin", folder, owners[i], path);
+        if (access(found, R_OK) == 0) {
+            say(error, "; the fetched model is %s", found);
+            return;
+        }
+    }
+}
+
 moe_status text_open_source(const moe_source *source, int level, const moe_model_params *params, text_front *front,
                             moe_error *error) {
     *front = (text_front){ .unknown = -1, .target_unknown = -1 };
@@ -390,6 +410,7 @@ moe_status text_open_source(const moe_source *source, int level, const moe_model
         const int named = message > error->message;
         memmove(error->message, message, strlen(message) + 1);
         text_say_how_to_convert(source->path, error);
+        say_what_is_there(source->path, error);
         if (named) text_name_error(source->path, status, error);
     }
     if (status) return status;

@@ -78,11 +78,11 @@ def _moe_get(*words: str) -> str:
     program = next((path for path in places if os.access(path, os.X_OK)), None) or shutil.which("moe-get")
     if program is None:
         raise MoeError("moe-get is not installed: run `make install` in the repository of moe", "io", "moe-get")
-    done = subprocess.run([program, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run([program, *words], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["moe-get failed"])[-1]
+        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["moe-get failed"])[-1]
         raise MoeError(last.removeprefix("moe-get: "), "argument" if done.returncode == 2 else "io", "moe-get")
-    return done.stdout
+    return os.fsdecode(done.stdout)
 
 
 def available(word: str = "") -> "list[AvailableModel]":
@@ -94,4 +94,4 @@ def available(word: str = "") -> "list[AvailableModel]":
 def get(name: str, accept_licence: bool = False) -> str:
     """Fetch a model with moe-get, such as "en-pt", unless it is here already. Return the path of the converted model, or
     of its folder if moe-get cannot convert it. accept_licence: accept a licence that does not permit commercial use."""
-    return _moe_get("-q", *(["--accept-licence"] if accept_licence else []), "--", name).strip()
+    return _moe_get("-q", *(["--accept-licence"] if accept_licence else []), "--", name).removesuffix("\n")
