@@ -17,31 +17,32 @@
  *   13. Kernels: AVX-512       AVX-512 with VNNI
  *   14. Kernels: AMX           int8 tiles; the other kernels are from Kernels: AVX-512
  *   15. Kernels: NEON          NEON, NEON with dot products, NEON with i8mm
- *   16. Dispatch               choosing an instruction set at run time
- *   17. Threads                a thread pool, which splits work by output and never splits a sum
- *   18. Model file: reader     mapped bytes, bounded cursor, metadata, directory
- *   19. Model file: writer     atomic creation of files, writing of metadata and tensors
- *   20. Expert cache           choice of the experts to keep if memory cannot hold all
- *   21. Expert bank            memory slots for the experts of a streamed file, and threads that fill them
- *   22. Graph                  code shared by all ops
- *   23. Ops: rows              ops that compute a row from the same row of other nodes
- *   24. Ops: carried rows      rows that are kept between runs
- *   25. Ops: recurrences       LSTM cells and layers
- *   26. Ops: attention         context vectors
- *   27. Ops: gates             selection of the experts of each row
- *   28. Ops: experts           computation of experts, wherever they are stored
- *   29. Ops: output            logits, the best tokens
- *   30. Plan and run           table of ops, memory planning, execution of a graph
- *   31. Layers                 code shared by all layers: settings, weights, nodes
- *   32. Kinds of layers        LSTM, mixture, attention and the other kinds
- *   33. Models                 opening, saving and querying models; their encoders and decoders
- *   34. Beam search            hypotheses, penalties, pruning
- *   35. Session parameters     table of limits, defaults, presets and help texts
- *   36. Sessions: making       planning, allocating and binding a session
- *   37. Sessions: running      running a graph, alone or with other ranks
- *   38. Reranking              choosing among translations by the score of their source
- *   39. Sessions: translating  request queue, continuous batching, public functions
- *   40. Sessions: classifying  classifying rows of numbers in batches
+ *   16. Kernels: WebAssembly   128-bit SIMD
+ *   17. Dispatch               choosing an instruction set at run time
+ *   18. Threads                a thread pool, which splits work by output and never splits a sum
+ *   19. Model file: reader     mapped bytes, bounded cursor, metadata, directory
+ *   20. Model file: writer     atomic creation of files, writing of metadata and tensors
+ *   21. Expert cache           choice of the experts to keep if memory cannot hold all
+ *   22. Expert bank            memory slots for the experts of a streamed file, and threads that fill them
+ *   23. Graph                  code shared by all ops
+ *   24. Ops: rows              ops that compute a row from the same row of other nodes
+ *   25. Ops: carried rows      rows that are kept between runs
+ *   26. Ops: recurrences       LSTM cells and layers
+ *   27. Ops: attention         context vectors
+ *   28. Ops: gates             selection of the experts of each row
+ *   29. Ops: experts           computation of experts, wherever they are stored
+ *   30. Ops: output            logits, the best tokens
+ *   31. Plan and run           table of ops, memory planning, execution of a graph
+ *   32. Layers                 code shared by all layers: settings, weights, nodes
+ *   33. Kinds of layers        LSTM, mixture, attention and the other kinds
+ *   34. Models                 opening, saving and querying models; their encoders and decoders
+ *   35. Beam search            hypotheses, penalties, pruning
+ *   36. Session parameters     table of limits, defaults, presets and help texts
+ *   37. Sessions: making       planning, allocating and binding a session
+ *   38. Sessions: running      running a graph, alone or with other ranks
+ *   39. Reranking              choosing among translations by the score of their source
+ *   40. Sessions: translating  request queue, continuous batching, public functions
+ *   41. Sessions: classifying  classifying rows of numbers in batches
  *
  * Read these sections first (4,950 lines). They contain nearly all of the 204 functions (2,100 lines) that translate
  * one sentence, roughly in the order of the calls:
@@ -213,7 +214,8 @@
 #endif
 
 /* MOE_PORTABLE builds only the portable kernels, which makes compilation five times as fast. MOE_ONLY_ISA=avx2 (or
- * another instruction set that moe_isa_names lists) builds these and the kernels of one instruction set. */
+ * another instruction set that moe_isa_names lists) builds these and the kernels of one instruction set. WebAssembly's
+ * kernels need the compiler's option -msimd128, because a module cannot ask its engine for SIMD. */
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__) && !defined(MOE_PORTABLE)
 #define MOE_X86 1
 #include <cpuid.h>
@@ -235,6 +237,13 @@
 #endif
 #else
 #define MOE_ARM 0
+#endif
+
+#if defined(__wasm_simd128__) && !defined(MOE_PORTABLE)
+#define MOE_SIMD128 1
+#include <wasm_simd128.h>
+#else
+#define MOE_SIMD128 0
 #endif
 
 /* Flag for reads that bypass the page cache, or 0. Without _GNU_SOURCE, glibc defines only the name __O_DIRECT. */
@@ -2747,9 +2756,10 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
 #endif /* MOE_ISA */
 
 /* ==== 11. Kernels: shared =====================================================================================
- * Kernels compiled for several instruction sets. "Kernels: AVX2", "Kernels: AVX-512" and "Kernels: NEON" define
- * MOE_ISA, the suffix of every name here, and register types with their operations. They then include this file, which
- * compiles only this section. Invariant: floats are summed and rounded in the order of "Kernels: portable".
+ * Kernels compiled for several instruction sets. "Kernels: AVX2", "Kernels: AVX-512", "Kernels: NEON" and "Kernels:
+ * WebAssembly" define MOE_ISA, the suffix of every name here, and register types with their operations. They then
+ * include this file, which compiles only this section. Invariant: floats are summed and rounded in the order of
+ * "Kernels: portable".
  *
  * Floats: moe_lanes_ISA contains 16 floats in registers, with operations moe_lanes_OPERATION_ISA:
  *
@@ -4553,7 +4563,228 @@ MOE_UNUSED static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_OF(dotpr
 MOE_UNUSED static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_OF(i8mm, moe_linear_i8mm, neon) };
 #endif /* MOE_ARM */
 
-/* ==== 16. Dispatch ============================================================================================
+/* ==== 16. Kernels: WebAssembly ================================================================================
+ * 128-bit SIMD of WebAssembly, if the compiler has -msimd128. Invariant: four registers hold the 16 lanes; tails
+ * are copied to a zeroed buffer first. */
+
+#if MOE_SIMD128
+
+/* ---- The 16 lanes: four registers ---- */
+
+typedef struct moe_lanes_simd128 {
+    v128_t val[4];
+} moe_lanes_simd128;
+
+#define MOE_FOUR_SIMD128(name, value)                                                                   \
+    MOE_INLINE moe_lanes_simd128 moe_lanes_##name##_simd128(moe_lanes_simd128 a, moe_lanes_simd128 b) { \
+        MOE_UNROLL_FOR (size_t i = 0; i < 4; i++) a.val[i] = value(a.val[i], b.val[i]);                 \
+        return a;                                                                                       \
+    }
+/* pmax(b, a) is a > b ? a : b. */
+#define MOE_MAX_SIMD128(a, b) wasm_f32x4_pmax(b, a)
+#define MOE_MIN_SIMD128(a, b) wasm_f32x4_pmin(b, a)
+MOE_FOUR_SIMD128(add, wasm_f32x4_add)
+MOE_FOUR_SIMD128(sub, wasm_f32x4_sub)
+MOE_FOUR_SIMD128(mul, wasm_f32x4_mul)
+MOE_FOUR_SIMD128(div, wasm_f32x4_div)
+MOE_FOUR_SIMD128(and, wasm_v128_and)
+MOE_FOUR_SIMD128(or, wasm_v128_or)
+MOE_FOUR_SIMD128(xor, wasm_v128_xor)
+MOE_FOUR_SIMD128(max_bits, wasm_i32x4_max)
+MOE_FOUR_SIMD128(max, MOE_MAX_SIMD128)
+MOE_FOUR_SIMD128(min, MOE_MIN_SIMD128)
+MOE_INLINE moe_lanes_simd128 moe_lanes_of_simd128(float x) {
+    const v128_t four = wasm_f32x4_splat(x);
+    return (moe_lanes_simd128){ { four, four, four, four } };
+}
+MOE_INLINE moe_lanes_simd128 moe_lanes_load_simd128(const float *x, size_t n) {
+    float tail[MOE_LANES] = { 0 };
+    moe_lanes_simd128 v;
+    if (n < MOE_LANES) x = memcpy(tail, x, n * sizeof *x);
+    MOE_UNROLL_FOR (size_t i = 0; i < 4; i++) v.val[i] = wasm_v128_load(x + 4 * i);
+    return v;
+}
+MOE_INLINE void moe_lanes_store_simd128(float *y, moe_lanes_simd128 v, size_t n) {
+    float tail[MOE_LANES], *to = n < MOE_LANES ? tail : y;
+    MOE_UNROLL_FOR (size_t i = 0; i < 4; i++) wasm_v128_store(to + 4 * i, v.val[i]);
+    if (n < MOE_LANES) memcpy(y, tail, n * sizeof *y);
+}
+MOE_INLINE moe_lanes_simd128 moe_lanes_of_ints_simd128(const int32_t *x) {
+    moe_lanes_simd128 v;
+    MOE_UNROLL_FOR (size_t i = 0; i < 4; i++) v.val[i] = wasm_f32x4_convert_i32x4(wasm_v128_load(x + 4 * i));
+    return v;
+}
+/* Convert four F16 or BF16 numbers, like moe_f16_to_f32. */
+MOE_INLINE v128_t moe_halves_simd128(moe_type type, const uint16_t *x) {
+    const v128_t bits = wasm_i32x4_shl(wasm_u32x4_load16x4(x), 16);
+    const v128_t magnitude = wasm_u32x4_shr(wasm_v128_and(bits, wasm_i32x4_splat(0x7fff0000)), 3);
+    const v128_t number = wasm_f32x4_mul(magnitude, wasm_f32x4_splat(0x1p112f));
+    const v128_t broken = wasm_v128_and(wasm_i32x4_ge(magnitude, wasm_i32x4_splat(0x0f800000)),
+                                        wasm_v128_or(magnitude, wasm_i32x4_splat(0x7f800000)));
+    if (type == MOE_TYPE_BF16) return bits;
+    return wasm_v128_or(wasm_v128_or(number, broken), wasm_v128_and(bits, wasm_f32x4_splat(-0.0f)));
+}
+MOE_INLINE moe_lanes_simd128 moe_lanes_halves_simd128(moe_type type, const uint16_t *x) {
+    moe_lanes_simd128 v;
+    MOE_UNROLL_FOR (size_t i = 0; i < 4; i++) v.val[i] = moe_halves_simd128(type, x + 4 * i);
+    return v;
+}
+#define moe_lanes_scaled_simd128(x, y, t, n) moe_scale_simd128(x, y, t)
+MOE_INLINE moe_lanes_simd128 moe_scale_simd128(moe_lanes_simd128 x, moe_lanes_simd128 y, moe_lanes_simd128 t) {
+    MOE_UNROLL_FOR (size_t i = 0; i < 4; i++) {
+        const v128_t power = wasm_i32x4_add(wasm_i32x4_shl(t.val[i], 23), wasm_i32x4_splat(127 << 23));
+        y.val[i] =
+            wasm_v128_andnot(wasm_f32x4_mul(y.val[i], power), wasm_f32x4_lt(x.val[i], wasm_f32x4_splat(MOE_EXP_LOW)));
+    }
+    return y;
+}
+MOE_INLINE float moe_lanes_join_simd128(moe_lanes_simd128 v) {
+    const v128_t four = wasm_f32x4_add(wasm_f32x4_add(v.val[0], v.val[2]), wasm_f32x4_add(v.val[1], v.val[3]));
+    const v128_t two = wasm_f32x4_add(four, wasm_i32x4_shuffle(four, four, 2, 3, 0, 1));
+    return wasm_f32x4_extract_lane(two, 0) + wasm_f32x4_extract_lane(two, 1);
+}
+#define moe_lanes_put_simd128(l, row, j, v, outputs) moe_linear_put(l, row, j, moe_lanes_join_simd128((v)[0]))
+#define moe_lanes_max_few_simd128 moe_max_portable
+MOE_INLINE float moe_lanes_largest_simd128(moe_lanes_simd128 v) {
+    float lane[MOE_LANES];
+    moe_lanes_store_simd128(lane, v, MOE_LANES);
+    return moe_max_portable(lane, MOE_LANES);
+}
+MOE_INLINE float moe_lanes_largest_bits_simd128(moe_lanes_simd128 v) {
+    v128_t best = wasm_i32x4_max(wasm_i32x4_max(v.val[0], v.val[1]), wasm_i32x4_max(v.val[2], v.val[3]));
+    best = wasm_i32x4_max(best, wasm_i32x4_shuffle(best, best, 2, 3, 0, 1));
+    return wasm_f32x4_extract_lane(wasm_i32x4_max(best, wasm_i32x4_shuffle(best, best, 1, 0, 3, 2)), 0);
+}
+/* Store 16 codes, rounded like moe_round: truncation takes eight instructions on x86. */
+MOE_INLINE void moe_lanes_codes_simd128(moe_lanes_simd128 v, int8_t *q) {
+    MOE_UNROLL_FOR (size_t i = 0; i < 4; i++)
+        v.val[i] = wasm_i32x4_sub(wasm_f32x4_add(v.val[i], wasm_f32x4_splat(MOE_ROUND_MAGIC)),
+                                  wasm_f32x4_splat(MOE_ROUND_MAGIC));
+    wasm_v128_store(q, wasm_i8x16_narrow_i16x8(wasm_i16x8_narrow_i32x4(v.val[0], v.val[1]),
+                                               wasm_i16x8_narrow_i32x4(v.val[2], v.val[3])));
+}
+MOE_INLINE void moe_lanes_code_sums_simd128(const int8_t *q, int16_t sums[2]) {
+    for (size_t i = 0; i < 2; i++, q += 32) {
+        const v128_t pairs = wasm_i16x8_add(wasm_i16x8_extadd_pairwise_i8x16(wasm_v128_load(q)),
+                                            wasm_i16x8_extadd_pairwise_i8x16(wasm_v128_load(q + 16)));
+        v128_t four = wasm_i32x4_extadd_pairwise_i16x8(pairs);
+        four = wasm_i32x4_add(four, wasm_i32x4_shuffle(four, four, 2, 3, 0, 1));
+        sums[i] = (int16_t)(wasm_i32x4_extract_lane(four, 0) + wasm_i32x4_extract_lane(four, 1));
+    }
+}
+
+#define MOE_ISA simd128
+#define MOE_ISA_STATIC static
+#define MOE_ISA_INLINE MOE_INLINE
+#define MOE_ISA_OUTPUTS 1
+#define MOE_ISA_FETCH(type, w) (void)(w) /* there is no prefetch */
+#include "moe.c"
+
+/* ---- Quantised linears ---- */
+
+/* Add the products of 4 columns of `rows` input rows and the outputs of `registers` registers of 16-bit weights. */
+MOE_INLINE void moe_step_simd128(v128_t sum[4][8], const v128_t *w, const int8_t *x, size_t code_bytes,
+                                 const size_t rows, const size_t registers) {
+    MOE_UNROLL_FOR (size_t r = 0; r < rows; r++) {
+        const v128_t four = wasm_i16x8_extend_low_i8x16(wasm_v128_load32_splat(x + r * code_bytes));
+        MOE_UNROLL_FOR (size_t i = 0; i < registers; i++)
+            sum[r][i] = wasm_i32x4_add(sum[r][i], wasm_i32x4_dot_i16x8(w[i], four));
+    }
+}
+
+/* Sum a Q8 matrix for `rows` rows and 4 * quads outputs from 4 * quad on. A register holds two sums for each of two
+ * outputs. V8 has 15 registers on x86, so rows * quads is at most 4. */
+MOE_INLINE void moe_q8_sums_simd128(const moe_linear *l, size_t row, size_t block, size_t quad, const size_t rows,
+                                    const size_t quads, int32_t *sums) {
+    const size_t cols = l->w->cols_padded, code_bytes = moe_code_bytes(l->w->cols);
+    const int8_t *w = (const int8_t *)l->w->data + block * 16 * cols + 16 * quad, *x = l->codes + row * code_bytes;
+    v128_t sum[4][8], line[8];
+    MOE_UNROLL_FOR (size_t r = 0; r < rows; r++)
+        MOE_UNROLL_FOR (size_t i = 0; i < 2 * quads; i++) sum[r][i] = wasm_i32x4_splat(0);
+    for (size_t k = 0; k < cols; k += 4, w += 64) {
+        MOE_UNROLL_FOR (size_t i = 0; i < 2 * quads; i++) line[i] = wasm_i16x8_load8x8(w + 8 * i);
+        moe_step_simd128(sum, line, x + k, code_bytes, rows, 2 * quads);
+    }
+    MOE_UNROLL_FOR (size_t i = 0; i < rows * quads; i++) {
+        const v128_t low = sum[i / quads][i % quads * 2], high = sum[i / quads][i % quads * 2 + 1];
+        wasm_v128_store(sums + i / quads * 16 + 4 * (quad + i % quads),
+                        wasm_i32x4_add(wasm_i32x4_shuffle(low, high, 0, 2, 4, 6),
+                                       wasm_i32x4_shuffle(low, high, 1, 3, 5, 7)));
+    }
+}
+
+/* The same for Q4 and, with `mids`, for 64 columns of Q4M. The sum of half a group, 16 * 8 * 127 = 16256, fits 16 bits;
+ * sums of groups may overflow if a file has extreme subs. */
+MOE_INLINE void moe_q4_sums_simd128(const moe_linear *l, size_t row, size_t block, size_t quad, const size_t rows,
+                                    const size_t quads, const int mids, int32_t *sums) {
+    const size_t groups = l->w->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(l->w->cols);
+    const int8_t *w = (const int8_t *)l->w->data + block * groups * 256 + 16 * quad, *x = l->codes + row * code_bytes;
+    const int8_t *subs = l->w->subs + block * groups * 16 + 4 * quad, *x_sums = x + moe_sums_at(l);
+    v128_t sum[4], zero = wasm_i32x4_splat(0);
+    MOE_UNROLL_FOR (size_t i = 0; i < 4; i++) sum[i] = zero;
+    for (size_t g = 0; g < groups; g++, subs += 16, x_sums += 2) {
+        v128_t part[4][8], line[8];
+        MOE_UNROLL_FOR (size_t r = 0; r < rows; r++)
+            MOE_UNROLL_FOR (size_t i = 0; i < 2 * quads; i++) part[r][i] = zero;
+        for (size_t half = 0; half < 8; half++, x += 4, w += half % 2 ? 0 : 64) { /* of a line of 8 columns */
+            MOE_UNROLL_FOR (size_t q = 0; q < quads; q++) {
+                const v128_t bytes = wasm_v128_load(w + 16 * q), fifteen = wasm_i8x16_splat(15);
+                const v128_t nibbles = half % 2 ? wasm_u8x16_shr(bytes, 4) : wasm_v128_and(bytes, fifteen);
+                const v128_t codes = wasm_i8x16_sub(nibbles, wasm_i8x16_splat(8));
+                line[2 * q] = wasm_i16x8_extend_low_i8x16(codes);
+                line[2 * q + 1] = wasm_i16x8_extend_high_i8x16(codes);
+            }
+            moe_step_simd128(part, line, x, code_bytes, rows, 2 * quads);
+        }
+        MOE_UNROLL_FOR (size_t i = 0; i < rows * quads; i++) {
+            const size_t r = i / quads, q = i % quads;
+            const v128_t four = wasm_v128_load32_zero(subs + 4 * q);
+            const v128_t two = wasm_i8x16_shuffle(four, zero, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 4, 4, 4, 4, 4, 4);
+            const v128_t sub = wasm_i16x8_extend_low_i8x16(two);
+            const v128_t halves = wasm_i16x8_narrow_i32x4(part[r][2 * q], part[r][2 * q + 1]);
+            sum[i] = wasm_i32x4_add(sum[i], wasm_i32x4_dot_i16x8(halves, sub));
+            if (mids) {
+                const v128_t mid = wasm_i8x16_shuffle(wasm_v128_load32_zero(subs + 32 + 4 * q), zero, 0, 4, 1, 4, 2, 4,
+                                                      3, 4, 4, 4, 4, 4, 4, 4, 4, 4);
+                const v128_t x_sum = wasm_i16x8_splat((int16_t)moe_code_sum(x_sums + r * code_bytes));
+                sum[i] = wasm_i32x4_add(sum[i], wasm_i32x4_dot_i16x8(wasm_i16x8_extend_low_i8x16(mid), x_sum));
+            }
+        }
+    }
+    MOE_UNROLL_FOR (size_t i = 0; i < rows * quads; i++)
+        wasm_v128_store(sums + i / quads * 16 + 4 * (quad + i % quads), sum[i]);
+}
+
+/* Compute a block of 16 outputs in tiles of `rows` by 16 / rows outputs. */
+#define MOE_ROWS_SIMD128(n)                                                                    \
+    case n:                                                                                    \
+        for (size_t quad = 0; quad < 4; quad += 4 / (n))                                       \
+            if (l->w->bits == 8) moe_q8_sums_simd128(l, r, block, quad, n, 4 / (n), sums);     \
+            else if (l->w->parts) moe_q4_sums_simd128(l, r, block, quad, n, 4 / (n), 1, sums); \
+            else moe_q4_sums_simd128(l, r, block, quad, n, 4 / (n), 0, sums);                  \
+        break;
+
+/* Compute a quantised linear. Rows are the inner loop, so a block of weights remains in the first-level cache. */
+static void moe_quantised_simd128(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    int32_t sums[4 * 16];
+    for (size_t block = block0; block < block1; block++)
+        for (size_t r = row0, rows; r < row1; r += rows) {
+            rows = row1 - r >= 4 ? 4 : row1 - r >= 2 ? 2 : 1;
+            switch (rows) {
+                MOE_ROWS_SIMD128(1)
+                MOE_ROWS_SIMD128(2)
+                MOE_ROWS_SIMD128(4)
+            }
+            moe_finish_sums(l, r, block, rows, sums, moe_finish_simd128);
+        }
+}
+MOE_LINEAR_OF(simd128, simd128, Q4M, moe_linear_blocks(l, row0, row1, block0, block1, moe_quantised_simd128))
+
+static int moe_simd128_available(void) { return 1; }
+MOE_UNUSED static const moe_kernels moe_kernels_simd128 = { MOE_KERNELS_OF(simd128, moe_linear_simd128, simd128) };
+#endif /* MOE_SIMD128 */
+
+/* ==== 17. Dispatch ============================================================================================
  * The choice of an instruction set. Invariant: the choice is made once per session and affects only speed. */
 
 #if defined(MOE_ONLY_ISA)
@@ -4565,6 +4796,8 @@ MOE_UNUSED static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_OF(i8mm, mo
 #define MOE_ISAS(X) X(portable) X(avx2) X(avxvnni) X(avx512vnni)
 #elif MOE_ARM
 #define MOE_ISAS(X) X(portable) X(neon) X(dotprod) X(i8mm)
+#elif MOE_SIMD128
+#define MOE_ISAS(X) X(portable) X(simd128)
 #else
 #define MOE_ISAS(X) X(portable)
 #endif
@@ -4602,7 +4835,7 @@ static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, 
     return moe_fail(error, MOE_ERROR_ARGUMENT, "isa", "unknown kernels '%s'; available: %s", name, moe_isa_names());
 }
 
-/* ==== 17. Threads =============================================================================================
+/* ==== 18. Threads =============================================================================================
  * The worker threads of a session. Invariant: threads claim the tasks of a job one by one from an atomic word
  * (generation, tasks left), so a worker that wakes up late finds no task, and the caller does not wait for this worker.
  * A cancelled session stops after the current task. */
@@ -4723,7 +4956,7 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
     return MOE_OK;
 }
 
-/* ==== 18. Model file: reader ==================================================================================
+/* ==== 19. Model file: reader ==================================================================================
  * The parser of model files. Invariant: after moe_file_parse every pointer that this section returns points into the
  * mapping or the copy of the header and is aligned for its type, and all products of counts are checked for overflow.
  *
@@ -5395,7 +5628,7 @@ static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *nam
     return moe_find_name(f->names, f->n_tensors, name);
 }
 
-/* ==== 19. Model file: writer ==================================================================================
+/* ==== 20. Model file: writer ==================================================================================
  * Writing model files. Invariant: files appear completely or not at all, and existing files are never damaged. */
 
 #if !defined(MOE_NO_WRITER)
@@ -5855,7 +6088,7 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
 
 #endif /* MOE_HOST */
 
-/* ==== 20. Expert cache ========================================================================================
+/* ==== 21. Expert cache ========================================================================================
  * The choice of resident experts if a session's memory cannot hold all experts. A bay is memory for one expert. The
  * cache handles only numbers; the caller copies experts. Invariant: residency depends only on earlier runs of layers.
  *
@@ -5995,7 +6228,7 @@ MOE_SHARED void moe_cache_forget(moe_cache *c, size_t number) {
 
 #if MOE_HOST
 
-/* ==== 21. Expert bank =========================================================================================
+/* ==== 22. Expert bank =========================================================================================
  * The experts of a streamed file: a session's slots, each for one slab, and the threads that read slabs into the slots.
  * Invariant: expert data exists only in slots, and the operations on a slot run in the order in which they were
  * planned. A thread waits only for earlier operations on its slot, so deadlocks cannot occur, even with two slots.
@@ -6343,7 +6576,7 @@ static moe_status moe_bank_status(moe_bank *b, moe_error *error) {
     return status;
 }
 
-/* ==== 22. Graph ===============================================================================================
+/* ==== 23. Graph ===============================================================================================
  * Code shared by all ops: adding a node to a graph and computing its rows on all threads. All nodes of a graph have the
  * same number of rows. A graph is built and planned once for a capacity and run with the current number of rows.
  *
@@ -6425,7 +6658,7 @@ static void moe_softmax(const moe_kernels *kernels, const float *x, size_t n, fl
     for (size_t i = 0; i < n; i++) p[i] = p[i] / sum;
 }
 
-/* ==== 23. Ops: rows ===========================================================================================
+/* ==== 24. Ops: rows ===========================================================================================
  * Ops that compute a row from the same row of other nodes. Invariant for this and the next sections: an op's compute
  * function writes only its node, its scratch and outputs of the frame, and threads divide outputs, never sums. */
 
@@ -6624,7 +6857,7 @@ static void moe_compute_rotary_row(const moe_run *run, const moe_node *t, size_t
     memcpy(y, x, o->keys * width * sizeof *y);
 }
 
-/* ==== 24. Ops: carried rows ===================================================================================
+/* ==== 25. Ops: carried rows ===================================================================================
  * Ops that read and write carried rows, which outlive a run (moe_carry lists the kinds). Invariant: all gathers precede
  * the stores to the same rows, so no second buffer is needed. */
 
@@ -6660,7 +6893,7 @@ static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t 
         moe_keep_group(&keep, x, group, kept);
 }
 
-/* ==== 25. Ops: recurrences ====================================================================================
+/* ==== 26. Ops: recurrences ====================================================================================
  * LSTM cells: one step for the rows of a beam, or a whole layer for packed sentences. Invariant: z, the sums of the
  * four gates, remains in a thread's cache from the products to the cell. */
 
@@ -6887,7 +7120,7 @@ static void moe_compute_average_row(const moe_run *run, const moe_node *t, size_
     } while (++row < run->frame->rows && parents[row] == MOE_ROW_ABOVE);
 }
 
-/* ==== 26. Ops: attention ======================================================================================
+/* ==== 27. Ops: attention ======================================================================================
  * The context of a row: a weighted sum of values from the source sentence or from the row's own sentence. */
 
 /* Add GNMT's attention to keys [tokens, size] and values [tokens, width], which are carried by source. `before` is NULL
@@ -7061,7 +7294,7 @@ static void moe_compute_heads(const moe_run *run, const moe_node *t) {
     moe_pool_run(run->pool, tasks, moe_heads_task, &job);
 }
 
-/* ==== 27. Ops: gates ==========================================================================================
+/* ==== 28. Ops: gates ==========================================================================================
  * The selection of experts. Invariant: a row's selections are ascending and do not exceed the gate's capacity. Rows are
  * independent, except in batchwise gates, which are for analysis. */
 
@@ -7264,7 +7497,7 @@ static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn t
     trace(trace_user, name, work->probabilities, run->frame->rows, t->cols, t->cols);
 }
 
-/* ==== 28. Ops: experts ========================================================================================
+/* ==== 29. Ops: experts ========================================================================================
  * The computation of experts. Invariant: the outputs of a row's experts are added in the order of the experts' numbers,
  * whatever the order of computation. Two functions locate the bytes of an expert: on the processor, moe_experts_slab
  * returns their address at each use (streamed files use "Expert bank"); on a GPU, moe_lift_expert in moe-cuda.cu
@@ -7681,7 +7914,7 @@ static void moe_compute_mix_row(const moe_run *run, const moe_node *t, size_t ro
     moe_weigh(run, t, row, t->scale, moe_row_of(t->src[0], row), t->cols, moe_selection_of(t->src[1], row).experts);
 }
 
-/* ==== 29. Ops: output =========================================================================================
+/* ==== 30. Ops: output =========================================================================================
  * The output layer and its results for the search: the best tokens of a row and their log-probabilities. The [rows,
  * vocabulary] matrix of logits exists only for traces and callbacks. */
 
@@ -7979,7 +8212,7 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
     if (!moe_run_failed(run)) moe_for_rows(run, t, rows, 512 * chunks, moe_output_join);
 }
 
-/* ==== 30. Plan and run ========================================================================================
+/* ==== 31. Plan and run ========================================================================================
  * The table of ops, the memory plan and the run of a graph. Invariant: after moe_graph_plan no other node uses the
  * memory of a node's rows until the node's last reader has run. */
 
@@ -8093,7 +8326,7 @@ static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_us
     }
 }
 
-/* ==== 31. Layers ==============================================================================================
+/* ==== 32. Layers ==============================================================================================
  * A layer's settings in the file, its weights, its carried rows and its nodes in a graph. Invariant: the shapes of a
  * bound layer match, its ids are in range, and its small tensors are finite; the code below never looks up names again.
  *
@@ -8493,7 +8726,7 @@ static void moe_build_store(moe_builder *b, const moe_layer *layer, size_t k, mo
     carried->node = x;
 }
 
-/* ==== 32. Kinds of layers =====================================================================================
+/* ==== 33. Kinds of layers =====================================================================================
  * The keys, weights, carried rows and nodes of each kind of layer. Invariant: the rest of the file does not depend on
  * which kinds exist, except for GNMT's attention, which the decoder's LSTM reads. */
 
@@ -9057,7 +9290,7 @@ static moe_node *moe_build_layer(moe_builder *b, const moe_layer *layer, moe_nod
     return layer->norm_place == MOE_NORM_AFTER ? moe_build_normed(b, layer, y) : y;
 }
 
-/* ==== 33. Models ==============================================================================================
+/* ==== 34. Models ==============================================================================================
  * The model described by a file's metadata, its graphs, and the public calls for it: open, close, save, query.
  * Invariant: an open model never changes. */
 
@@ -9768,7 +10001,7 @@ static void moe_build_decoder(moe_builder *b, const moe_model *m) {
 
 #endif /* MOE_HOST */
 
-/* ==== 34. Beam search =========================================================================================
+/* ==== 35. Beam search =========================================================================================
  * The hypotheses of one sentence. Invariants: the outcome of a sentence depends only on its own rows, ties are broken
  * by rank, and the search accesses only what the slot points to, so results are the same in any batch and on any
  * machine. Each product and sum is rounded separately.
@@ -10497,7 +10730,7 @@ MOE_SHARED void moe_write_result(const moe_search *s, const moe_slot *slot, size
 
 #if MOE_HOST
 
-/* ==== 35. Session parameters ==================================================================================
+/* ==== 36. Session parameters ==================================================================================
  * The only table of session parameters: one row per parameter, with limits, default, presets and help. To add a
  * decoding option, append it to moe_session_params, add a row here, before the hidden rows, and add a member to
  * moe_search: moe_search_of sets this member, and the step functions of "Beam search" read it, even on a GPU. If only
@@ -10826,7 +11059,7 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     return MOE_OK;
 }
 
-/* ==== 36. Sessions: making ====================================================================================
+/* ==== 37. Sessions: making ====================================================================================
  * A session's block of memory: planning, carving, binding. Invariant: the same code measures and carves the memory. */
 
 /* A translation waiting to be reranked (see "Reranking"). */
@@ -11458,7 +11691,7 @@ void moe_session_stats_sized(const moe_session *s, moe_stats *out, size_t size) 
     moe_give_struct(out, size, &stats, sizeof stats);
 }
 
-/* ==== 37. Sessions: running ===================================================================================
+/* ==== 38. Sessions: running ===================================================================================
  * The runs of a session's graphs and the protocol of ranks: which sessions take part, which graph runs next, when a
  * call ends. Invariant: all ranks run the same graphs in the same order, and a failure of one is reported by all. */
 
@@ -11659,7 +11892,7 @@ moe_status moe_session_new(const moe_model *model, const moe_session_params *par
     return status;
 }
 
-/* ==== 38. Reranking ===========================================================================================
+/* ==== 39. Reranking ===========================================================================================
  * Reranking of translations before moe_translate delivers them. Reranking needs the log-probability of the source given
  * each hypothesis; a question is a request for one such log-probability. The engine pulls questions like the caller's
  * requests, and this section reads the answers. Invariant: the outcome depends only on the sentence. Questions start
@@ -11840,7 +12073,7 @@ static void moe_refuse(moe_session *s, size_t at, moe_status status, const char 
     moe_hand_over(s, at, (moe_result){ s->tickets[at].request.user, status, message, 0, NULL }, NULL);
 }
 
-/* ==== 39. Sessions: translating ===============================================================================
+/* ==== 40. Sessions: translating ===============================================================================
  * The queue of requests and the main loop. Invariant: the rows of a step are the live hypotheses of active slots in
  * slot order; a finished sentence's slot and its rows carried by source are immediately free for the next request. */
 
@@ -12616,7 +12849,7 @@ moe_status moe_translate_ids(moe_session *s, const int32_t *source, size_t n, in
     return one.status;
 }
 
-/* ==== 40. Sessions: classifying ===============================================================================
+/* ==== 41. Sessions: classifying ===============================================================================
  * The classification of rows of numbers in batches. */
 
 static moe_status moe_classify_all(moe_session *s, const float *inputs, size_t rows, int32_t *classes, float *logprobs,

@@ -331,5 +331,5 @@ test-hashes: $(BUILD)/translate_ids $(BUILD)/seeds $(BIN)/moe-translate build/cr
 	@$(call run_targets,i386 x86_64-musl fuzz-i386 here)
 
 test-targets: $(BUILD)/translate_ids $(BIN)/moe-translate $(BIN)/moe-quantize build/cross/en-pt.bin | $(BUILD)/.deps-targets
-	@$(call run_targets,riscv64 armhf aarch64-musl windows windows-avx2 wasi) \
+	@$(call run_targets,riscv64 armhf aarch64-musl windows windows-avx2 wasi wasi-simd128 kernels-wasi) \
 	    "tests/python tests/cross/test_windows.py"

@@ -7,8 +7,8 @@ Usage: tests/python tests/cross/targets.py TARGET...    (make test-hashes, make 
 
 Compiles tests/cross/translate_ids.c and README's example with ids for each TARGET and runs them with qemu, wine or
 node. `here` is this machine's build, in the folders BUILD and BIN. Targets with the text library also translate the
-texts. Target `fuzz-i386` runs the seeds of fuzz_model on 32-bit x86. --model converts en-pt, a published model from
-PyPI. --write records the results of this machine, and the ids of tests/golden/sentences.tsv.
+texts. Target `fuzz-i386` runs the seeds of fuzz_model on 32-bit x86, `kernels-wasi` runs test_kernels in WebAssembly.
+--model converts en-pt, a published model from PyPI. --write records the results of this machine, and the ids of tests/golden/sentences.tsv.
 """
 import functools
 import glob
@@ -26,6 +26,7 @@ from suite import Suite  # noqa: E402
 ZIG = [sys.executable, "-m", "ziglang", "cc", "-target"]
 MINGW = ["x86_64-w64-mingw32-gcc-posix", "-static"]
 PORTABLE = ["-DMOE_PORTABLE"]
+WASI = ["node", "--no-warnings", "tests/cross/wasi.mjs"]
 TARGETS = {  # compiler, flags, emulator
     "i386": ([*ZIG, "x86-linux-musl"], PORTABLE, ["qemu-i386"]),
     "armhf": ([*ZIG, "arm-linux-musleabihf"], PORTABLE, ["qemu-arm"]),
@@ -34,7 +35,8 @@ TARGETS = {  # compiler, flags, emulator
     "x86_64-musl": (["musl-gcc", "-static"], ["-DMOE_ONLY_ISA=avx2"], []),
     "windows": (MINGW, PORTABLE, ["wine64"]),
     "windows-avx2": ([*MINGW, "-Wa,-muse-unaligned-vector-move"], ["-DMOE_ONLY_ISA=avx2"], ["wine64"]),
-    "wasi": ([*ZIG, "wasm32-wasi"], PORTABLE, ["node", "--no-warnings", "tests/cross/wasi.mjs"]),
+    "wasi": ([*ZIG, "wasm32-wasi"], PORTABLE, WASI),
+    "wasi-simd128": ([*ZIG, "wasm32-wasi"], ["-msimd128", "-DMOE_ONLY_ISA=simd128"], WASI),
 }
 HASHES, SENTENCES = "tests/golden/hashes.txt", "tests/golden/sentences.tsv"
 SHIPPED, EN_PT = "models/en-de-fr-es.bin", "build/cross/en-pt.bin"
@@ -181,6 +183,14 @@ def fuzz_seeds_on_i386():
         print(*output([*replay, "-mutations=20", FUZZ]), sep="\n")
 
 
+def kernels_on_wasi():
+    with tempfile.TemporaryDirectory() as folder:
+        program = os.path.join(folder, "program")
+        output([*TARGETS["wasi-simd128"][0], "-std=c11", "-O2", "-msimd128", "-Itests/cross", "-I.",
+                "tests/engine/test_kernels.c", "-o", program])
+        assert output([*WASI, program])[-1].endswith("all_checksum_implementations_agree")  # the last test
+
+
 def add(name):
     def function():
         same_on(name)
@@ -197,5 +207,5 @@ if __name__ == "__main__":
         if target in TARGETS:
             add(target)
         else:
-            test({"here": same_here, "fuzz-i386": fuzz_seeds_on_i386}[target])
+            test({"here": same_here, "fuzz-i386": fuzz_seeds_on_i386, "kernels-wasi": kernels_on_wasi}[target])
     sys.exit(test.run())

@@ -1462,7 +1462,7 @@ static void pool_task(void *arg, size_t task, size_t thread) {
 static moe_pool *start_pool(size_t threads) {
     moe_pool *pool = mw_zeros(sizeof *pool);
     moe_error e;
-    assert_int_equal(moe_pool_start(pool, threads, &e), MOE_OK);
+    assert_int_equal(moe_pool_start(pool, MOE_WASM ? 1 : threads, &e), MOE_OK);
     return pool;
 }
 
