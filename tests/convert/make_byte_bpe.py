@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Create four small byte-level BPE tokenisers and the results of Hugging Face's `tokenizers` with them.
+"""Create small BPE tokenisers and the results of Hugging Face's `tokenizers` with them.
 
 Usage: tests/python tests/convert/make_byte_bpe.py FILE      writes tests/golden/byte-bpe.json (created with 0.22.2)
 
-FILE contains {"tokenizers": {kind: tokenizer.json}, "cases": {kind: [{"text", "ids", "plain", "decoded"}]}}. In "ids"
-added tokens are parsed; "plain" treats them as text and is omitted if equal. Kinds: llm.md's A and C, SmolLM2's, and
-Llama 3's ("llama"), which has no merges for tokens that are whole pieces.
+FILE contains {"tokenizers": {kind: tokenizer.json}, "cases": {kind: [{"text", "ids", "plain", "decoded"}]}, "prompts":
+{kind: {prefix, suffix: [{"text", "ids"}]}}}, with the ids of texts in chat templates. In "ids"
+added tokens are parsed; "plain" treats them as text and is omitted if equal. Kinds of bytes: Hunyuan's (A), Qwen's (C),
+SmolLM2's, and Llama 3's ("llama"), which has no merges for tokens that are whole pieces. Kinds of characters, in which
+"plain" parses added tokens that are not special: Llama 2's, Mistral's and Gemma's.
 """
 import json
 import sys
@@ -42,7 +44,7 @@ TEXTS = ["", " ", "  ", "   x", "x   ", "\n", "\n\n", " \n", "\n ", "\t", "\r\n"
          "\u180e \u180ex  \u180e", "\u3000\u3000x\u2003y\u2028z\u2029", "\x00a\x00", "\x1c\x1d\x85x",
          "\ue000\U0010ffff", "<think>", "<think>x</think>", "<｜User｜>Hi<｜end▁of▁text｜>", "a <｜end▁of｜> b",
          "<｜end▁of", "<｜｜User｜>", "<|User|>", "x" * 70, "ab" * 40, "the" * 30, " " * 70, "\n" * 40, "!" * 50,
-         "0" * 50, "é" * 33, "\u0301\u0323" * 20, PAGE]
+         "<s>x</s>", " <s> x", "a<unk>", "<0x41>", "\u2581x \u2581", "老 x老", "0" * 50, "é" * 33, "\u0301\u0323" * 20, PAGE]
 
 
 def with_whole_pieces(tokenizer):
@@ -79,11 +81,54 @@ def made(kind):
     return tokenizer, plain
 
 
+SPACES = "llama2", "mistral", "gemma"
+TALKS = ("<s>[INST] ", " [/INST]"), ("<s>", "<think>"), ("", "\n")
+TURNS = "house", "the old house, near the river", "日本語 x", "a <b>bold</b> word", "Fluß 😀", "<think>x"
+
+
+def all_merges(vocabulary):
+    """Return all pairs of tokens that join to a token, as transformers derives them from SentencePiece's scores, which
+    fall with the id."""
+    pairs = [(i, -at, text) for text, i in vocabulary.items() for at in range(1, len(text))
+             if text[:at] in vocabulary and text[at:] in vocabulary]
+    return [(text[:-at], text[-at:]) for _, at, text in sorted(pairs)]
+
+
+def of_characters(kind):
+    """Return a tokeniser of characters with tokens for bytes, and the same without special tokens."""
+    replace = normalizers.Replace(" ", "\u2581")
+    learner = Tokenizer(models.BPE())
+    learner.normalizer = replace
+    trainer = trainers.BpeTrainer(vocab_size=200, show_progress=False)
+    usual = sorted(set(PAGE), key=lambda c: (-PAGE.count(c), c))[:60]  # the others become bytes
+    learner.train_from_iterator(["".join(c for c in line if c in usual) for line in PAGE.splitlines()], trainer)
+    learned = json.loads(learner.to_str())["model"]["vocab"]
+    more = ADDED + [("\n\n", False), ("<b>", False)] * (kind == "gemma")
+    texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\n", *learned]
+    texts = list(dict.fromkeys(texts))[:420] + [text for text, _ in more]
+    vocabulary = {text: i for i, text in enumerate(texts)}
+    values = Tokenizer(models.BPE(vocabulary, all_merges(vocabulary), unk_token="<unk>", fuse_unk=True,
+                                  byte_fallback=True))
+    steps = [tokenizers.decoders.Replace("\u2581", " "), tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+    if kind == "mistral":
+        values.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", prepend_scheme="first", split=False)
+    else:
+        values.normalizer = replace if kind == "gemma" else normalizers.Sequence([normalizers.Prepend("\u2581"), replace])
+    if kind == "gemma":
+        values.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    values.decoder = tokenizers.decoders.Sequence(steps + [tokenizers.decoders.Strip(" ", 1, 0)] * (kind != "gemma"))
+    plain = Tokenizer.from_str(values.to_str())
+    values.add_tokens([AddedToken(text, special=True, normalized=False) for text in ("<unk>", "<s>", "</s>")])
+    values.add_tokens([AddedToken(text, special=special, normalized=False) for text, special in more])
+    plain.add_tokens([AddedToken(text, special=False, normalized=False) for text, special in more if not special])
+    return values, plain
+
+
 def main():
     found = {"made_with": f"tokenizers {tokenizers.__version__}, tests/convert/make_byte_bpe.py", "tokenizers": {},
-             "cases": {}}
-    for kind in "A", "C", "smollm", "llama":
-        tokenizer, plain = made(kind)
+             "cases": {}, "prompts": {}}
+    for kind in ("A", "C", "smollm", "llama", *SPACES):
+        tokenizer, plain = of_characters(kind) if kind in SPACES else made(kind)
         values = json.loads(tokenizer.to_str())
         values["model"]["merges"] = [x if isinstance(x, str) else " ".join(x) for x in values["model"]["merges"]]
         found["tokenizers"][kind], found["cases"][kind] = values, []
@@ -94,6 +139,11 @@ def main():
             if case["plain"] == case["ids"]:
                 del case["plain"]
             found["cases"][kind].append(case)
+    for kind in SPACES:
+        tokenizer = Tokenizer.from_str(json.dumps(found["tokenizers"][kind]))
+        found["prompts"][kind] = [{"prefix": before, "suffix": after, "cases": [
+            {"text": text, "ids": tokenizer.encode(before + text + after, add_special_tokens=False).ids}
+            for text in TURNS]} for before, after in TALKS]
     with open(sys.argv[1], "w", encoding="utf-8") as file:
         json.dump(found, file, ensure_ascii=False, separators=(",", ":"))
         file.write("\n")

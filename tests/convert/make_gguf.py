@@ -13,9 +13,9 @@ from make_decoder import SPARSE_FAMILIES, TOKENISER, head_of, second_name
 
 ARCHITECTURES = {"hy_v3": "hy_v3", "hunyuan_v1_dense": "hunyuan-dense", "qwen3_moe": "qwen3moe", "llama": "llama",
                  "qwen3": "qwen3", "qwen2": "qwen2", "mistral": "llama", "mixtral": "llama"}
-TOKENISERS = {family: {"hy_v3": "A", "hunyuan_v1_dense": "A"}.get(family, "C" if "qwen" in family else "smollm")
-              for family in ARCHITECTURES}
-PRE = {family: {"A": "hunyuan-dense", "C": "qwen2"}.get(kind, kind) for family, kind in TOKENISERS.items()}
+TOKENISERS = {"hy_v3": "A", "hunyuan_v1_dense": "A", "qwen3_moe": "C", "qwen3": "C", "qwen2": "C", "llama": "smollm",
+              "mistral": "llama2", "mixtral": "llama2"}
+PRE = {"A": "hunyuan-dense", "C": "qwen2", "smollm": "smollm"}
 NAMES = (("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output"),
          ("model.layers.", "blk."), ("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm"),
          *((f"self_attn.{x}_proj", f"attn_{x}") for x in "qkv"), ("self_attn.o_proj", "attn_output"),
@@ -25,6 +25,7 @@ NAMES = (("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("
          ("mlp.router.gate", "ffn_gate_inp"), ("mlp.gate.", "ffn_gate_inp."), ("mlp.expert_bias", "exp_probs_b.bias"),
          *((f"mlp.shared_mlp.{x}_proj", f"ffn_{x}_shexp") for x in ("gate", "up", "down")),
          *((f"mlp.{x}_proj", f"ffn_{x}") for x in ("gate", "up", "down")))
+BYTE = re.compile("<0x[0-9A-F]{2}>")
 EXPERT = re.compile(r"(.*\.)mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
@@ -86,7 +87,7 @@ def tokens_of(family, size, kind=None):
         values = json.load(file)["tokenizers"][kind or TOKENISERS[family]]
     texts, kinds = [f"[PAD{i}]" for i in range(size)], [5] * size
     for text, i in values["model"]["vocab"].items():
-        texts[i], kinds[i] = text, 1
+        texts[i], kinds[i] = text, 6 if BYTE.fullmatch(text) else 1
     for token in values["added_tokens"]:
         texts[token["id"]], kinds[token["id"]] = token["content"], 3 if token["special"] else 4
     merges = values["model"]["merges"]
@@ -107,9 +108,13 @@ def write(path, c, arrays, kinds=None, fused=False, pieces=0, tokens=False, chan
     keys.update({"tokenizer.ggml.bos_token_id": c["bos_token_id"], "tokenizer.ggml.eos_token_id": c["eos_token_id"]})
     if tokens:
         texts, kinds_of_tokens, merges = tokens_of(c["model_type"], c["vocab_size"])
-        keys.update({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": PRE[c["model_type"]],
-                     "tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": kinds_of_tokens,
-                     "tokenizer.ggml.merges": merges})
+        keys.update({"tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": kinds_of_tokens})
+        if 6 in kinds_of_tokens:
+            keys.update({"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default",
+                         "tokenizer.ggml.scores": [-float(i) for i in range(len(texts))]})
+        else:
+            keys.update({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": merges,
+                         "tokenizer.ggml.pre": PRE[TOKENISERS[c["model_type"]]]})
     keys.update({key.replace("__", "."): value for key, value in more.items()})
     for key, value in keys.items():
         if value is None:

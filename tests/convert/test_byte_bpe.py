@@ -160,8 +160,8 @@ EXPRESSIONS = (("a*", "may match the empty string"), ("a|", "may match the empty
                (r"\v", "differently"), ("(?i-i-:a)", "differently"))
 
 
-def changed(path, value):
-    values = copy.deepcopy(tokeniser())
+def changed(path, value, values=None):
+    values = copy.deepcopy(values or tokeniser())
     *parents, last = path
     inner = values
     for key in parents:
@@ -176,7 +176,7 @@ def unsupported_tokenisers_are_rejected_by_name():
     for path, value, part in (
             (("model", "type"), "Unigram", "type Unigram is"), (("model",), None, "type none is"),
             (("model", "dropout"), 0.1, "dropout of the model is not supported: 0.1"),
-            (("model", "byte_fallback"), True, "byte_fallback"), (("model", "ignore_merges"), 1, "ignore_merges"),
+            (("model", "byte_fallback"), 1, "byte_fallback"), (("model", "ignore_merges"), 1, "ignore_merges"),
             (("model", "continuing_subword_prefix"), "##", "continuing_subword_prefix"),
             (("model", "end_of_word_suffix"), "</w>", "end_of_word_suffix"),
             (("normalizer",), {"type": "Lowercase"}, "'Lowercase'"),
@@ -226,6 +226,23 @@ def unsupported_tokenisers_are_rejected_by_name():
             (("added_tokens", 0, "id"), 400, "id 400 exceeds the model's vocabulary of 400")):
         found = complaint(changed(path, value))
         assert found and part in found, (path, value, found)
+    with open(os.path.join(ROOT, "tests", "golden", "byte-bpe.json"), encoding="utf-8") as file:
+        golden = json.load(file)["tokenizers"]
+    for kind, path, value, part in (
+            ("llama2", ("normalizer", "normalizers", 0, "prepend"), "_", "normaliser"),
+            ("gemma", ("normalizer", "content"), "_", "normaliser"), ("gemma", ("normalizer",), {"type": "NFC"}, "'NFC'"),
+            ("mistral", ("pre_tokenizer", "split"), True, "without split"),
+            ("mistral", ("pre_tokenizer", "replacement"), "_", "without split"),
+            ("mistral", ("pre_tokenizer", "prepend_scheme"), "often", "without split"),
+            ("gemma", ("pre_tokenizer", "behavior"), "Isolated", "without split"), ("llama2", ("decoder",), None, "decoder"),
+            ("llama2", ("decoder", "decoders", 3, "stop"), 1, "decoder"),
+            ("llama2", ("decoder", "decoders", 1, "type"), "ByteLevel", "decoder"),
+            ("llama2", ("model", "vocab", "<0x41>"), 999, "exceeds"),
+            ("llama2", ("model", "ignore_merges"), True, "ignore_merges")):
+        found = complaint(changed(path, value, golden[kind]), 900)
+        assert found and part in found, (kind, path, value, found)
+    del golden["llama2"]["model"]["vocab"]["<0x41>"]
+    assert "no token for the byte 41" in complaint(golden["llama2"], 900)
     for path in ("model", "new"), ("new",):
         assert "unknown key 'new' with value 1" in complaint(changed(path, 1))
     for key, value, fine in (("add_prefix_space", True, False), ("add_eos_token", True, False), ("new", 1, False),

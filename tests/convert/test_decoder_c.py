@@ -219,7 +219,7 @@ def known_templates_have_the_pieces_that_python_renders():
     known = {(row["sha256"], *row["families"]): row for row in prompts.data()["templates"]}
     row = prompts.known_row(SMOLLM2, "SmolLM2-Instruct")
     assert known[row["sha256"],] == row, row
-    for name, families in ("hy-v3", ["hy_v3"]), ("hunyuan-dense", []), ("qwen3-moe", ["qwen3_moe"]):
+    for name, families in ("hy-v3", ["hy_v3"]), ("hunyuan-dense", []), ("qwen3-moe", ["qwen3_moe", "qwen3"]):
         with open(os.path.join(SHARED, name, "chat_template.jinja"), encoding="utf-8", newline="") as file:
             row = prompts.known_row(file.read(), f"../shared/llm/{name}", families)
         assert known[row["sha256"], *families] == row, row
@@ -330,7 +330,7 @@ DAMAGED = [  # damage, words of the message
     (lambda at: write(at + "/adapter_config.json", b"{}"), "adapter_config.json merge"),
     (piped("model.safetensors"), "model.safetensors not a regular file"),
     (changed("tokenizer.json", lambda x: x[:5000]), "tokenizer.json valid JSON"),
-    (changed("tokenizer.json", lambda x: x.replace(b'"BPE"', b'"Unigram"')), "tokenizer.json type byte-level BPE"),
+    (changed("tokenizer.json", lambda x: x.replace(b'"BPE"', b'"Unigram"')), "tokenizer.json expected BPE"),
     (changed("tokenizer.json", lambda x: x.replace(b'"ByteLevel"', b'"Metaspace"')), "tokenizer.json Metaspace"),
     (edited("config.json", vocab_size=96), "config.json tokenizer.json"),
     (lambda at: write(at + "/chat_template.jinja", b"{{ messages[0].content }}"), "unknown chat template Python"),

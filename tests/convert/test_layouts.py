@@ -150,14 +150,14 @@ def programs_advise_conversions_that_are_supported():
     with tempfile.TemporaryDirectory() as at:
         write(at + "/model.safetensors")
         for family, advised in [*dict.fromkeys([*hf.FAMILIES, *decoder.FAMILIES], True).items(), ("gemma3", False),
-                                ("qwen3", False), ("t5", False)]:
+                                ("phi3", False), ("t5", False)]:
             write(at + "/config.json", f'{{"a": [{{"model_type": "x"}}], "model_type": "{family}"}}'.encode())
             if family in decoder.FAMILIES:  # converted by the programs themselves
                 assert "config.json: hidden_size is missing" in said(at), said(at)
                 continue
             assert ("convert it first" in said(at)) == advised and (advised or f" {family}: " in said(at)), said(at)
     keys = "general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre"
-    for key, values in zip(keys, (gguf_file.FAMILIES, ["gpt2"], gguf_file.PRE)):
+    for key, values in zip(keys, (gguf_file.FAMILIES, ["gpt2", "llama"], gguf_file.PRE)):
         fine = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm"}
         with tempfile.TemporaryDirectory() as at:
             for value, advised in [*dict.fromkeys(values, True).items(), ("other", False), ("", False), ("llam", False)]:

@@ -204,6 +204,38 @@ def custom_wordings_are_used():
                  [asked(text.replace("{source_text}", "house"))])
 
 
+def objects(command, lines):
+    """Run a program, which may fail for some lines; return its JSON objects."""
+    found = subprocess.run(command, input="".join(x + "\n" for x in lines), capture_output=True, encoding="utf-8",
+                           timeout=300)
+    assert found.returncode in (0, 1), found.stderr
+    return [json.loads(x) for x in found.stdout.split("\n")[:-1]]
+
+
+@model_test
+def prompts_of_characters_are_tokenised_as_a_whole():
+    """Compare the prompts of tokenisers that put spaces before texts with `tokenizers` (make_byte_bpe.py)."""
+    with open(make.TOKENISER, encoding="utf-8") as file:
+        golden = json.load(file)["prompts"]
+    for kind, talks in golden.items():
+        for talk in talks:
+            with tempfile.TemporaryDirectory() as at:
+                make.make(at, "mistral", vocab_size=448, max_position_embeddings=2048, sliding_window=None)
+                make.write_tokeniser(at, kind)
+                with open(os.path.join(at, "chat_template.jinja"), "w", encoding="utf-8") as file:
+                    file.write(f"{{{{ {talk['prefix']!r} + messages[0].content + {talk['suffix']!r} }}}}")
+                path = os.path.join(at, "converted")
+                assert convert_quietly("--from", "hf", at, "-o", path, "--prompts", "general") is None
+                command = [TRANSLATE, "-m", path, "--json", "--beam", "1", *LIMITS, "-t", "de", "--split", "0",
+                           "--no-protect", "--prompt", "{source_text}"]
+                found = objects(command, [case["text"] for case in talk["cases"]])
+                ids = objects([TRANSLATE, "-m", path, "--ids", "--json", "--beam", "1", *LIMITS],
+                              [" ".join(map(str, case["ids"])) for case in talk["cases"]])
+            for got, wanted, case in zip(found, ids, talk["cases"], strict=True):
+                assert "error" in got or got["token_logprobs"] == wanted["token_logprobs"], (kind, talk, case, got)
+            assert sum("error" not in got for got in found) > 2, found
+
+
 @model_test
 def folders_are_matched_by_their_full_name():
     import moefile

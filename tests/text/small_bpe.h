@@ -1,11 +1,12 @@
-/* small_bpe.h - writes a small byte-level BPE tokeniser in the format of bpe.h. For test_bpe.c, test_linear.c and
+/* small_bpe.h - writes a small BPE tokeniser in the format of bpe.h. For test_bpe.c, test_linear.c and
  * fuzz_bpe.c. Tests modify the recipe and may make it invalid.
  */
 #ifndef SMALL_BPE_H
 #define SMALL_BPE_H
 
-#include "tools/text/bytes.h"
+#include "tools/text/bpe.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -57,6 +58,21 @@ static inline recipe usual(void) {
     };
 }
 
+/* Tokens of characters, with the ids HE to ABAB. */
+static const char *const of_characters[] = { "\xE2\x96\x81", "h", "\xE2\x96\x81h", "e", "he" };
+enum { MARK = HE, H, MARK_H, E, H_E };
+
+/* Return a tokeniser of characters; `flags` are added to BPE_CHARACTERS. */
+static inline recipe spaced(uint32_t flags) {
+    recipe r = usual();
+    r.nfc = BPE_CHARACTERS | flags;
+    r.n_expressions = 0;
+    const uint32_t merges[][3] = { { MARK, H, MARK_H }, { H, E, H_E } };
+    memcpy(r.merges, merges, sizeof merges);
+    r.n_merges = 2;
+    return r;
+}
+
 static inline text_bytes made_of(const recipe *r) {
     text_bytes b = { 0 };
     char text[3];
@@ -64,9 +80,17 @@ static inline text_bytes made_of(const recipe *r) {
     put(&b, r->version, 4), put(&b, r->nfc, 4), put(&b, (uint32_t)r->n_expressions, 4), put(&b, ABAB + 1, 4);
     put(&b, (uint32_t)r->n_merges, 4), put(&b, (uint32_t)r->n_added, 4);
     for (size_t i = 0; i < r->n_expressions; i++) put_text(&b, r->expressions[i]);
-    for (unsigned byte = 0; byte < BYTES; byte++)
-        put_text(&b, byte && byte == r->without ? "" : character_of(byte, text));
-    put_text(&b, r->he), put_text(&b, "the"), put_text(&b, "\xC4\xA0the"), put_text(&b, "ab"), put_text(&b, "abab");
+    for (unsigned byte = 0; byte < BYTES; byte++) {
+        char spelled[8];
+        snprintf(spelled, sizeof spelled, "<0x%02X>", byte);
+        if (byte && byte == r->without) put_text(&b, "");
+        else put_text(&b, r->nfc & BPE_CHARACTERS ? spelled : character_of(byte, text));
+    }
+    for (size_t i = 0; i < 5 && r->nfc & BPE_CHARACTERS; i++) put_text(&b, i || *r->he ? of_characters[i] : "");
+    if (!(r->nfc & BPE_CHARACTERS)) {
+        put_text(&b, r->he), put_text(&b, "the"), put_text(&b, "\xC4\xA0the");
+        put_text(&b, "ab"), put_text(&b, "abab");
+    }
     for (size_t i = 0; i < r->n_merges; i++)
         for (size_t k = 0; k < 3; k++) put(&b, r->merges[i][k], 4);
     for (size_t i = 0; i < r->n_added; i++)

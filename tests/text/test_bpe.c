@@ -94,6 +94,62 @@ TEST(the_lowest_rank_is_merged_first) {
     discard(&m);
 }
 
+/* Assert the ids of a text after `how`, and the text that they decode to. */
+static void assert_spaced(uint32_t flags, int how, const char *text, const char *wanted, const char *decoded) {
+    recipe r = spaced(flags);
+    r.added[1].flags = 4; /* <end>er is also matched in texts */
+    made m = make(&r);
+    text_ids ids = { 0 };
+    text_bytes out = { 0 };
+    bpe_stream stream = { 0 };
+    char why[200];
+    assert_encoding(m.t, text, strlen(text), how, wanted);
+    assert_int_equal(bpe_encode(m.t, text, strlen(text), how, &ids, NULL, why, sizeof why), 0);
+    for (size_t i = 0; i < ids.length; i++) bpe_decode(m.t, &stream, &ids.data[i], 1, &out);
+    bpe_decode_end(&stream, &out);
+    CHECK(strcmp(out.data, decoded) == 0, "'%s' is decoded as '%s'", text, out.data);
+    free(ids.data);
+    text_bytes_free(&out);
+    discard(&m);
+}
+
+TEST(characters_without_a_token_become_bytes) {
+    assert_spaced(0, 0, "", "", "");
+    assert_spaced(0, 0, "he h", "260@0 258@2", "he h");
+    assert_spaced(0, 0, "ah\xC3\xA9 ", "97@0 257@1 195@2 169@3 256@4", "ah\xC3\xA9 ");
+    assert_spaced(0, 0, "\xE2\x96\x81h", "258@0", " h"); /* a literal mark is a space */
+    assert_spaced(0, 0, "h<end>er<end>", "257@0 262@1 60@8 259@9 110@10 100@11 62@12", "h<end>er<end>");
+    assert_spaced(0, BPE_ADDED, "h<end>h", "257@0 261@1 257@6", "h<end>h");
+}
+
+TEST(spaces_precede_texts) {
+    const uint32_t always = BPE_PREFIX | BPE_TRIMMED, first = BPE_FIRST | BPE_TRIMMED;
+    assert_spaced(always, 0, "h", "258@0", "h");
+    assert_spaced(always, 0, "e", "256@0 259@0", "e");
+    assert_spaced(always, 0, " h", "256@0 258@0", " h");
+    assert_spaced(always, BPE_LATER, "h", "258@0", "h");
+    assert_spaced(always, BPE_BARE, "h", "257@0", "h");
+    assert_spaced(always, BPE_ADDED, "h<end>h", "258@0 261@1 258@6", "h<end> h");
+    assert_spaced(always | BPE_UNLESS, 0, " h", "258@0", "h");
+    assert_spaced(BPE_PREFIX, 0, "h", "258@0", " h");
+    assert_spaced(first, 0, "h<end>er", "258@0 262@1", "h<end>er");
+    assert_spaced(first, BPE_ADDED, "h<end>h", "258@0 261@1 257@6", "h<end>h");
+    assert_spaced(first, BPE_ADDED, "<end>h", "261@0 257@5", "<end>h");
+    assert_spaced(first, BPE_LATER, "h", "257@0", "h");
+}
+
+TEST(tokens_of_characters_have_lengths) {
+    const recipe r = spaced(BPE_TRIMMED);
+    made m = make(&r);
+    assert_int_equal(bpe_token_bytes(m.t, MARK_H), 2);
+    assert_int_equal(bpe_token_bytes(m.t, 0xE9), 1);
+    assert_int_equal(bpe_is_trimmed(m.t, MARK_H), 1);
+    assert_int_equal(bpe_is_trimmed(m.t, H_E), 0);
+    assert_int_equal(bpe_continues(m.t, 0xA9), 1);
+    assert_int_equal(bpe_continues(m.t, 0xC3), 0);
+    discard(&m);
+}
+
 TEST(whole_pieces_need_no_merges) {
     recipe r = usual();
     r.n_merges = 0;
@@ -312,7 +368,9 @@ TEST(invalid_tokenisers_are_refused) {
         recipe_is_refused(&r, said); \
     } while (0)
     REFUSED(r.version = 2, "unsupported version");
-    REFUSED(r.nfc = 4, "unsupported flags");
+    REFUSED(r.nfc = 128, "unsupported flags");
+    REFUSED(r.nfc = BPE_CHARACTERS | BPE_NFC, "unsupported flags");
+    REFUSED(r.nfc = BPE_PREFIX, "unsupported flags");
     REFUSED(r.expressions[0] = "(", "PCRE2 rejects");
     REFUSED(r.expressions[0] = "\\C", "PCRE2 rejects");
     REFUSED(r.expressions[0] = "(?:(?:(?:a{999}){999}){999})", "PCRE2 rejects");
@@ -333,7 +391,10 @@ TEST(invalid_tokenisers_are_refused) {
     REFUSED(r.added[0].id = BPE_MAX_TOKENS, "too large");
     REFUSED(r.added[0].text = "<end>er", "duplicate added token");
     REFUSED(r.added[0].text = "", "malformed added token");
-    REFUSED(r.added[0].flags = 4, "malformed added token");
+    REFUSED(r.added[0].flags = 8, "malformed added token");
+    REFUSED((r = spaced(0), r.without = 4), "not have a token for every byte");
+    REFUSED((r = spaced(0), r.he = ""), "not have a token for a space");
+    REFUSED((r = spaced(BPE_WHOLE)), "unsupported flags");
 #undef REFUSED
 }
 

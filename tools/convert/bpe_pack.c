@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { VERSION = 1, SPECIAL = 1, NORMALISED = 2, NFC = 1, WHOLE = 2, SHORT = 48 };
+enum { VERSION = 1, SPECIAL = 1, NORMALISED = 2, IN_TEXT = 4, SHORT = 48 };
 
 static const struct {
     const char *name, *text;
@@ -107,9 +107,22 @@ static int index_tokens(packing *p) {
     return 1;
 }
 
+/* Check that a tokeniser of characters has tokens for all bytes and for a space. */
+static int check_characters(packing *p) {
+    char text[8];
+    for (unsigned byte = 0; byte < 256; byte++) {
+        snprintf(text, sizeof text, "<0x%02X>", byte);
+        if (id_of(p, (moe_span){ text, 6 }) < 0)
+            return making_refuse(p->m, p->parts->file, "the tokeniser has no token for the byte %02x", byte);
+    }
+    return id_of(p, (moe_span){ "\xE2\x96\x81", 3 }) >= 0 ||
+           making_refuse(p->m, p->parts->file, "the tokeniser has no token for a space, U+2581");
+}
+
 /* Check that all bytes have tokens, except those that are rare in texts: control characters, C0, C1, F1 to FF. */
 static int check_bytes(packing *p) {
     uint32_t next = 0x100;
+    if (p->parts->flags & BPE_CHARACTERS) return check_characters(p);
     for (uint32_t byte = 0; byte < 256; byte++) {
         const int printable = (byte >= 0x21 && byte < 0x7f) || (byte >= 0xa1 && byte != 0xad);
         const uint32_t c = printable ? byte : next++;
@@ -119,6 +132,13 @@ static int check_bytes(packing *p) {
             return making_refuse(p->m, p->parts->file, "the tokeniser has no token for the byte %02x", (unsigned)byte);
     }
     return 1;
+}
+
+/* Return 1 if a text is a special token of a tokeniser of characters: texts and merges must not yield these. */
+static int is_special(const packing *p, moe_span text) {
+    for (size_t i = 0; p->parts->flags & BPE_CHARACTERS && i < p->parts->n_added; i++)
+        if (p->parts->added[i].special && same(p->parts->added[i].content, text)) return 1;
+    return 0;
 }
 
 /* Look up the ids of merge `i`. */
@@ -131,6 +151,7 @@ static int read_merge(packing *p, size_t i, text_bytes *both) {
     const moe_span texts[3] = { merge->left, merge->right, { both->data, both->length } };
     for (int k = 0; k < 3; k++) {
         const int64_t id = texts[k].length ? id_of(p, texts[k]) : -1;
+        if (id < 0 && is_special(p, texts[k])) return p->dropped[i] = 1;
         if (id < 0) return refuse(p, "a merge of the tokeniser uses", texts[k], "not a token");
         p->ids[i][k] = (uint32_t)id;
     }
@@ -166,7 +187,7 @@ static int put_added(packing *p, size_t i) {
     if ((held && held->data && !same(*held, a->content)) || (id >= 0 && id != a->id))
         return refuse(p, "added token", a->content, "its id contradicts the vocabulary");
     put_u32(p->out, (uint32_t)a->id);
-    put_u32(p->out, (a->special ? SPECIAL : 0) | (a->normalised ? NORMALISED : 0));
+    put_u32(p->out, (a->special ? SPECIAL : 0) | (a->normalised ? NORMALISED : 0) | (a->in_text ? IN_TEXT : 0));
     return put_text(p, "added token", a->content, BPE_MAX_PIECE);
 }
 
@@ -174,7 +195,7 @@ static int put_all(packing *p) {
     const pack_parts *parts = p->parts;
     text_append(p->out, "MOE-BPE", 8);
     const uint32_t head[] = { VERSION,
-                              (parts->nfc ? NFC : 0) | (parts->whole ? WHOLE : 0),
+                              parts->flags,
                               (uint32_t)parts->n_expressions,
                               (uint32_t)parts->n_tokens,
                               (uint32_t)p->n_kept,
@@ -194,6 +215,63 @@ static int put_all(packing *p) {
     return p->out->length <= BPE_MAX_MODEL ||
            making_refuse(p->m, parts->file, "the tokeniser takes %zu bytes; the limit is %d", p->out->length,
                          BPE_MAX_MODEL);
+}
+
+/* A merge that was derived, with what orders merges. */
+typedef struct derived {
+    float score;
+    size_t left_characters, characters;
+    uint32_t left, right, both;
+} derived;
+
+static int by_score(const void *a, const void *b) {
+    const derived *x = a, *y = b;
+    if (x->score > y->score || x->score < y->score) return x->score > y->score ? -1 : 1;
+    if (x->left_characters != y->left_characters) return x->left_characters > y->left_characters ? -1 : 1;
+    if (x->characters != y->characters) return x->characters > y->characters ? -1 : 1;
+    if (x->both != y->both) return x->both < y->both ? -1 : 1;
+    return x->left < y->left ? -1 : x->left > y->left;
+}
+
+/* Add the merges that make token `i`. */
+static int derive(packing *p, uint32_t i, float score, derived **out, size_t *n, size_t *capacity) {
+    const moe_span t = p->parts->tokens[i];
+    const size_t all = text_utf8_count(t.data, t.length);
+    size_t before = 1;
+    for (size_t at = text_utf8_next(t.data, t.length, 0); at < t.length; before++) {
+        const int64_t left = id_of(p, (moe_span){ t.data, at }),
+                      right = id_of(p, (moe_span){ t.data + at, t.length - at });
+        const derived found = { score, before, all, (uint32_t)left, (uint32_t)right, i };
+        if (left >= 0 && right >= 0 && *n == PACK_MAX_TOKENS)
+            return making_refuse(p->m, p->parts->file, "the tokeniser has more than %d merges", PACK_MAX_TOKENS);
+        if (left >= 0 && right >= 0 &&
+            !making_failed(p->m, text_add(out, n, capacity, &found, 1, sizeof found, p->m->error)))
+            return 0;
+        at = text_utf8_next(t.data, t.length, at);
+    }
+    return 1;
+}
+
+int pack_derive_merges(making *m, pack_parts *parts, const float *scores) {
+    packing p = { .m = m, .parts = parts };
+    derived *all = NULL;
+    size_t n = 0, capacity = 0;
+    int good = m->status == MOE_OK && index_tokens(&p);
+    for (size_t i = 0; i < parts->n_tokens && good; i++) {
+        const moe_span t = parts->tokens[i];
+        if (!t.data || !t.length || t.length > BPE_MAX_PIECE) continue;
+        good = text_is_usable(t.data, t.length) ? derive(&p, (uint32_t)i, scores[i], &all, &n, &capacity)
+                                                : refuse(&p, "the tokeniser's token", t, "is not valid UTF-8");
+    }
+    pack_merge *merges = good ? making_keep(m, NULL, (n + 1) * sizeof *merges) : NULL;
+    if (merges && n) qsort(all, n, sizeof *all, by_score);
+    for (size_t i = 0; i < n && merges; i++)
+        merges[i] = (pack_merge){ parts->tokens[all[i].left], parts->tokens[all[i].right] };
+    parts->merges = merges;
+    parts->n_merges = merges ? n : 0;
+    text_index_free(&p.tokens);
+    free(all);
+    return merges != NULL;
 }
 
 int pack_tokeniser(making *m, const pack_parts *parts, text_bytes *blob) {

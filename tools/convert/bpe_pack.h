@@ -1,4 +1,4 @@
-/* bpe_pack.h - packs a byte-level BPE tokeniser in the format of tools/text/bpe.h; the same bytes as byte_bpe.py. */
+/* bpe_pack.h - packs a BPE tokeniser in the format of tools/text/bpe.h; the same bytes as byte_bpe.py. */
 #ifndef CONVERT_BPE_PACK_H
 #define CONVERT_BPE_PACK_H
 
@@ -9,7 +9,7 @@ enum { PACK_MAX_EXPRESSIONS = 16, PACK_MAX_TOKENS = 1 << 20, PACK_MAX_ADDED = 40
 typedef struct pack_added { /* a token that is matched before the text is split */
     int64_t id;
     moe_span content;
-    int special, normalised;
+    int special, normalised, in_text; /* in_text: also matched in users' texts */
 } pack_added;
 
 typedef struct pack_merge {
@@ -26,13 +26,16 @@ typedef struct pack_parts {
     size_t n_added, added_capacity;
     const char *expressions[PACK_MAX_EXPRESSIONS]; /* texts of rows EXPRESSION */
     size_t n_expressions;
-    int nfc, whole; /* whole: pieces that are tokens need no merges */
+    unsigned flags; /* BPE_NFC ... of bpe.h */
 } pack_parts;
 
 /* Return the text of the row EXPRESSION with this name, or with this text; NULL if there is none. */
 const char *pack_expression(const char *name, size_t length);
 const char *pack_expression_like(const char *text);
 
+/* Derive the merges of a SentencePiece model from the scores of its tokens, as transformers does: all pairs of tokens
+ * that join to a token, ordered by its score. */
+int pack_derive_merges(making *m, pack_parts *parts, const float *scores);
 /* Append the packed tokeniser to `blob`. */
 int pack_tokeniser(making *m, const pack_parts *parts, text_bytes *blob);
 /* Return the longest added token that a text starts with, or NULL. */

@@ -1,12 +1,15 @@
-"""Pack the byte-level BPE tokeniser of a decoder-only model (llm.md, section 4) for a model file.
+"""Pack the BPE tokeniser of a decoder-only model for a model file. It merges bytes, as in GPT-2, or characters with
+tokens <0xHH> for single bytes, as in SentencePiece.
 
     meta.update(tokenizer_meta(folder, vocabulary))
         Read folder/tokenizer.json, or folder/hy.tiktoken if tokenizer.json is missing. `vocabulary` is vocab_size of
         config.json, which may exceed the tokeniser's size. The returned metadata is
             tokenizer.kind   "byte-bpe"
             tokenizer.model  bytes, in the format of tools/text/bpe.h
-    pack(tokens, merges, added, expressions, nfc, whole)
+    pack(tokens, merges, added, expressions, flags)
         Pack a tokeniser from another source, such as a GGUF file. The result lists the added tokens (`added`).
+    merges_of(tokens, scores)
+        Return the merges of a SentencePiece model.
 
 Settings that would make the engine split text differently are rejected by name: other tokeniser types, normalisers and
 pre-tokenisers, expressions that the engine rejects, and added tokens that absorb adjacent spaces.
@@ -26,8 +29,10 @@ MAGIC, VERSION = b"MOE-BPE\0", 1
 # Limits of bpe.h.
 MAX_TOKENS, MAX_ADDED, MAX_EXPRESSIONS, MAX_PIECE, MAX_EXPRESSION = 1 << 20, 4096, 16, 1024, 4096
 MAX_MODEL = 64 << 20
-SPECIAL, NORMALISED = 1, 2
-NFC, WHOLE = 1, 2
+SPECIAL, NORMALISED, IN_TEXT = 1, 2, 4
+NFC, WHOLE, CHARACTERS, PREFIX, FIRST, UNLESS, TRIMMED = (1 << i for i in range(7))
+MARK = "\u2581"  # a space in tokens of characters
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 ROWS = tables.read("decoder.inc")
 EXPRESSIONS = dict(ROWS["EXPRESSION"])
 GPT2 = EXPRESSIONS["gpt2"]  # ByteLevel's default
@@ -43,11 +48,13 @@ SPACE = r"\t-\r\x{85}\p{Z}"  # what \s matches in the published package; PCRE2's
 
 
 class Added(typing.NamedTuple):
-    """A token that is matched before the text is split; `normalised` tokens are matched in the normalised text."""
+    """A token that is matched before the text is split; `normalised` tokens are matched in the normalised text, tokens
+    `in_text` also in users' texts."""
     id: int
     content: str
     special: bool
     normalised: bool = False
+    in_text: bool = False
 
 
 class Packed(bytes):
@@ -207,9 +214,33 @@ class Checker:
         return False
 
 
-def pack(tokens, merges, added=(), expressions=(), nfc=False, whole=False):
-    """Return the packed tokeniser. tokens: {id: text in the byte alphabet}; merges: pairs of such texts, by descending
-    priority; expressions: regular expressions of the splits, in order; whole: pieces that are tokens need no merges."""
+def merges_of(tokens, scores):
+    """Return the merges of a SentencePiece model as transformers derives them: all pairs of tokens that join to a token,
+    ordered by its score. tokens: {id: text}; scores: {id: score}."""
+    ids, found = {text: i for i, text in tokens.items()}, []
+    for i, text in tokens.items():
+        for at in range(1, len(text)):
+            left, right = ids.get(text[:at]), ids.get(text[at:])
+            if left is not None and right is not None:
+                found.append((-scores[i], -at, at - len(text), i, left, right))
+    return [(tokens[left], tokens[right]) for *_, left, right in sorted(found)]
+
+
+def check_bytes(ids, flags):
+    """Reject a vocabulary without tokens for all bytes."""
+    for byte, text in enumerate(BYTE_TOKENS) if flags & CHARACTERS else BYTE_CHARS.items():
+        if text not in ids and (flags & CHARACTERS or byte not in MAY_LACK):
+            raise FormatError(f"the tokeniser has no token for the byte {byte:02x}")
+    if flags & CHARACTERS and MARK not in ids:
+        raise FormatError(f"the tokeniser has no token for a space, {MARK}")
+
+
+def pack(tokens, merges, added=(), expressions=(), flags=0):
+    """Return the packed tokeniser. tokens: {id: text, of bytes in the byte alphabet}; merges: pairs of such texts, by
+    descending priority; expressions: regular expressions of the splits, in order; flags as in bpe.h."""
+    special = {token.content for token in added if token.special} if flags & CHARACTERS else set()
+    tokens = {i: text for i, text in tokens.items() if text not in special}  # texts and merges must not yield these
+    merges = [pair for pair in merges if not special.intersection((*pair, "".join(pair)))]
     if len(expressions) > MAX_EXPRESSIONS:
         raise FormatError(f"the tokeniser has {len(expressions)} expressions; the limit is {MAX_EXPRESSIONS}")
     if len(added) > MAX_ADDED:
@@ -219,16 +250,13 @@ def pack(tokens, merges, added=(), expressions=(), nfc=False, whole=False):
     ids = {text: i for i, text in tokens.items()}
     if len(ids) != len(tokens):
         raise FormatError("the tokeniser has two ids for one token")
-    for byte, text in BYTE_CHARS.items():
-        if text not in ids and byte not in MAY_LACK:
-            raise FormatError(f"the tokeniser has no token for the byte {byte:02x}")
+    check_bytes(ids, flags)
     ranks = {}
     for rank, pair in enumerate(merges):
         for text in (*pair, "".join(pair)):
             if text not in ids:
                 raise FormatError(f"tokeniser merge {rank + 1}, {short(pair)}: {short(text)} is not a token")
         ranks[pair] = rank  # the last duplicate wins, as in the published package
-    flags = NFC * bool(nfc) | WHOLE * bool(whole)
     out = [MAGIC, struct.pack("<6I", VERSION, flags, len(expressions), max(tokens) + 1, len(ranks), len(added))]
     for expression in expressions:
         data = utf8(for_pcre2(expression), "expression", MAX_EXPRESSION)
@@ -247,8 +275,8 @@ def pack(tokens, merges, added=(), expressions=(), nfc=False, whole=False):
         seen.add(token.id)
         contents.add(token.content)
         data = utf8(token.content, "added token", MAX_PIECE)
-        flags = SPECIAL * bool(token.special) | NORMALISED * bool(token.normalised)
-        out += struct.pack("<IIH", token.id, flags, len(data)), data
+        bits = SPECIAL * bool(token.special) | NORMALISED * bool(token.normalised) | IN_TEXT * bool(token.in_text)
+        out += struct.pack("<IIH", token.id, bits, len(data)), data
     blob = Packed(b"".join(out))
     if len(blob) > MAX_MODEL:
         raise FormatError(f"the tokeniser takes {len(blob)} bytes; the limit is {MAX_MODEL}")
@@ -357,6 +385,38 @@ class Reader:
         self.fail(f"TemplateProcessing {short(part.get('single'))} is not supported: expected at most one token before "
                   "the text")
 
+    def of_characters(self, values):
+        """Return the flags of a tokeniser that merges characters; reject other settings than those of Llama 2, Mistral
+        and Gemma."""
+        flags, replace = CHARACTERS, {"type": "Replace", "pattern": {"String": " "}, "content": MARK}
+        self.refuse(values["model"], "model", ignore_merges=[False])
+        for part in self.parts(values.get("normalizer"), "normaliser", "normalizers"):
+            if part == {"type": "Prepend", "prepend": MARK}:
+                flags |= PREFIX
+            elif part != replace:
+                self.fail(f"normaliser {short(part)} is not supported: expected Prepend or Replace with {MARK}")
+        for part in self.parts(values.get("pre_tokenizer"), "pre-tokeniser", "pretokenizers"):
+            flags |= self.metaspace(part)
+        first, *parts = self.parts(values.get("decoder"), "decoder", "decoders") or [None]
+        kinds, trims = [self.type_of(part, "decoder") for part in parts], {"type": "Strip", "content": " ", "start": 1,
+                                                                         "stop": 0}
+        if first != {"type": "Replace", "pattern": {"String": MARK}, "content": " "} or (
+                kinds[:2] != ["ByteFallback", "Fuse"] or parts[2:] not in ([], [trims])):
+            self.fail(f"decoder {short(values.get('decoder'))} is not supported: expected Replace, ByteFallback, Fuse and "
+                      "Strip")
+        return flags | TRIMMED * (len(parts) > 2)
+
+    def metaspace(self, part):
+        """Return the flags of a pre-tokeniser of a tokeniser that merges characters."""
+        scheme = part.get("prepend_scheme", "always" if part.get("add_prefix_space", True) else "never")
+        flags = {"always": PREFIX | UNLESS, "first": FIRST | UNLESS, "never": 0}
+        if self.type_of(part, "pre-tokeniser") == "Metaspace" and part.get("split", True) is False and (
+                part.get("replacement") == MARK and scheme in flags):
+            return flags[scheme]
+        if part != {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}:
+            self.fail(f"pre-tokeniser {short(part)} is not supported: expected Metaspace without split")
+        return 0  # spaces were replaced before
+
     def tokens(self, model):
         """Return {id: token}."""
         vocabulary = model.get("vocab")
@@ -378,15 +438,17 @@ class Reader:
                 self.fail(f"merge {short(x)} is not a pair of tokens")
         return pairs
 
-    def added(self, rows):
-        """Return [Added] for rows [(id, description)]."""
+    def added(self, rows, flags=0):
+        """Return [Added] for rows [(id, description)] of a tokeniser with these flags."""
         found = []
         for i, about in rows:
             if not isinstance(about, dict) or type(i) is not int or not isinstance(about.get("content"), str):
                 self.fail(f"invalid added token {short(about)}")
             self.refuse(about, f"added token {short(about['content'])}", **FINE["added"])
             special = about.get("special", False)
-            found.append(Added(i, about["content"], special, about.get("normalized", not special)))
+            normalised = about.get("normalized", not special)
+            found.append(Added(i, about["content"], special, not flags & CHARACTERS and normalised,
+                               bool(flags & CHARACTERS and not special)))
         return found
 
 
@@ -394,15 +456,16 @@ class Reader:
 # here or are read elsewhere (prompts.py).
 PARTS, MODEL = (tables.words(ROWS["KNOWN"], part) for part in ("whole", "model"))
 FINE = {part: tables.choices(row for row in ROWS["SETTING"] if row[0] == part)
-        for part in ("settings", "model", "split", "added")}
-KNOWN = tables.words(ROWS["IGNORED"], "settings") | set(FINE["settings"])
+        for part in ("settings", "spaced", "unspaced", "model", "split", "added")}
+KNOWN = tables.words(ROWS["IGNORED"], "settings") | set(FINE["settings"]) | set(FINE["spaced"])
 
 
-def read_settings(folder):
-    """Return the values of tokenizer_config.json, or {} if it is missing."""
+def read_settings(folder, flags=0):
+    """Return the values of tokenizer_config.json, or {} if it is missing, for a tokeniser with these flags."""
     path = os.path.join(folder, "tokenizer_config.json")
     values, reader = read_json(path) if os.path.exists(path) else {}, Reader(path)
-    reader.refuse(values, "tokeniser", **FINE["settings"])
+    spaced = "spaced" if flags & (PREFIX | FIRST) else "unspaced"
+    reader.refuse(values, "tokeniser", **FINE["settings"], **FINE[spaced])
     reader.known(values, KNOWN)
     return values
 
@@ -414,7 +477,7 @@ def start_of(about, start, ids):
     return ids.get((contents([about.get("bos_token")]) or ["<s>"])[0]) if about.get("add_bos_token", True) else None
 
 
-def more_added(folder, added, about):
+def more_added(folder, added, about, flags):
     """Return `added` plus the tokens that only tokenizer_config.json (`about`) lists."""
     more, reader = about.get("added_tokens_decoder"), Reader(os.path.join(folder, "tokenizer_config.json"))
     ids = {token.content: token.id for token in added}
@@ -424,7 +487,7 @@ def more_added(folder, added, about):
     if not isinstance(more, dict) or not all(re.fullmatch("[0-9]{1,9}", i) for i in more):
         reader.fail(f"invalid added_tokens_decoder {short(more)}")
     found = list(added)
-    for token in reader.added([(int(i), about) for i, about in more.items()]):
+    for token in reader.added([(int(i), about) for i, about in more.items()], flags):
         if ids.setdefault(token.content, token.id) != token.id:
             reader.fail(f"added token {short(token.content)} has id {token.id}, but {ids[token.content]} in "
                         "tokenizer.json")
@@ -484,7 +547,7 @@ def tiktoken_blob(path, vocabulary=None):
     if vocabulary is not None and added[-1].id >= vocabulary:
         raise FormatError(f"{path}: token id {added[-1].id} exceeds the model's vocabulary of {vocabulary}")
     try:
-        return pack({ranks[token]: text for token, text in written.items()}, merges, added, [EXPRESSIONS["hy"]], True)
+        return pack({ranks[token]: text for token, text in written.items()}, merges, added, [EXPRESSIONS["hy"]], NFC)
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from None
 
@@ -498,10 +561,11 @@ def tokenizer_blob(folder, vocabulary=None):
     model = values.get("model")
     kind = reader.type_of(model, "model")
     if kind != "BPE":
-        reader.fail(f"tokeniser type {kind} is not supported: expected byte-level BPE")
+        reader.fail(f"tokeniser type {kind} is not supported: expected BPE")
     reader.refuse(model, "model", **FINE["model"])
     kind = reader.type_of(values.get("decoder"), "decoder")
-    if kind != "ByteLevel":
+    flags = reader.of_characters(values) if model.get("byte_fallback") is True else 0
+    if kind != "ByteLevel" and not flags:
         reader.fail(f"decoder {short(kind)} is not supported: expected ByteLevel")
     reader.known(values, PARTS)
     reader.known(model, MODEL)
@@ -509,16 +573,18 @@ def tokenizer_blob(folder, vocabulary=None):
     rows = values.get("added_tokens") or []
     if not isinstance(rows, list):
         reader.fail(f"invalid added_tokens {short(rows)}")
-    added = reader.added([(row.get("id") if isinstance(row, dict) else None, row) for row in rows])
-    about, tokens = read_settings(folder), reader.tokens(model)
-    added = more_added(folder, added, about)
+    added = reader.added([(row.get("id") if isinstance(row, dict) else None, row) for row in rows],
+                         flags)
+    about, tokens = read_settings(folder, flags), reader.tokens(model)
+    added = more_added(folder, added, about, flags)
     start = start_of(about, start, {token.content: token.id for token in added} | {x: i for i, x in tokens.items()})
     last = max([*tokens, *(token.id for token in added), start or 0], default=0)
     if vocabulary is not None and last >= vocabulary:
         reader.fail(f"token id {last} exceeds the model's vocabulary of {vocabulary}")
     try:
-        blob = pack(tokens, reader.merges(model), added, reader.expressions(values.get("pre_tokenizer")),
-                    reader.normaliser(values.get("normalizer")), model.get("ignore_merges", False))
+        expressions = () if flags else reader.expressions(values.get("pre_tokenizer"))
+        flags = flags or NFC * reader.normaliser(values.get("normalizer")) | WHOLE * model.get("ignore_merges", False)
+        blob = pack(tokens, reader.merges(model), added, expressions, flags)
     except FormatError as error:
         raise error if str(error).startswith(path) else FormatError(f"{path}: {error}") from None
     blob.start = start

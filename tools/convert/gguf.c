@@ -6,6 +6,7 @@
 #include "tools/convert/gguf.h"
 #include "tools/convert/decoder.h"
 #include "tools/convert/packed.h"
+#include "tools/text/bpe.h"
 
 #include <cjson/cJSON.h>
 #include <ctype.h>
@@ -20,7 +21,7 @@
 enum { MAX_KEYS = 4096, MAX_TENSORS = 1 << 16, MAX_PARTS = 1000, MAX_NAME = 1024, MAX_TEXT = 1 << 26, ALIGNMENT = 32 };
 enum { LARGEST_TEMPLATE = 1 << 18, SHORT = 64, KEY = 128 };
 enum { U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 };
-enum { NORMAL = 1, CONTROL = 3, USER = 4, UNUSED = 5 }; /* token types */
+enum { NORMAL = 1, UNKNOWN_KIND, CONTROL, USER, UNUSED }; /* token types */
 static const uint64_t largest_file = (uint64_t)1 << 44;
 static const unsigned sizes[] = { 1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8 };
 
@@ -774,13 +775,24 @@ static int read_merges(gguf *g) {
     return 1;
 }
 
-/* Choose the expressions of tokenizer.ggml.pre. Returns whether texts begin with bos by default, or -1. */
+static int is_text(const value *v, const char *text) {
+    return v && v->type == STRING && text_is(v->text.data, v->text.length, text);
+}
+
+/* Choose the flags and expressions of the tokeniser. Returns whether texts begin with bos by default, or -1. */
 static int read_pre(gguf *g) {
     const value *model = find(g, "tokenizer.ggml.model"), *pre = find(g, "tokenizer.ggml.pre");
     pack_parts *parts = &g->tokens.parts;
     size_t row = 0;
-    if (model->type != STRING || !text_is(model->text.data, model->text.length, "gpt2"))
-        return refuse_value(g, model, ": expected 'gpt2' (byte-level BPE)"), -1;
+    if (is_text(model, "llama")) {
+        const int spaced = flag_key(g, "tokenizer.ggml.add_space_prefix", 1);
+        parts->flags = BPE_CHARACTERS | (spaced ? BPE_PREFIX | BPE_TRIMMED : 0);
+        return !pre || is_text(pre, "default") ? 1 : (refuse_value(g, pre, ": expected 'default'"), -1);
+    }
+    if (!is_text(model, "gpt2"))
+        return refuse_value(g, model, ": expected 'gpt2' (byte-level BPE) or 'llama' (SentencePiece)"), -1;
+    if (flag_key(g, "tokenizer.ggml.add_space_prefix", 0))
+        refuse_value(g, find(g, "tokenizer.ggml.add_space_prefix"), ": prompts would differ");
     while (row < PRE_ROWS &&
            !(pre && pre->type == STRING && text_is(pre->text.data, pre->text.length, pre_rows[row].name)))
         row++;
@@ -790,8 +802,7 @@ static int read_pre(gguf *g) {
         parts->expressions[parts->n_expressions++] = pack_expression(p, length);
         p += length + strspn(p + length, " ");
     }
-    parts->nfc = pre_rows[row].nfc;
-    parts->whole = pre_rows[row].whole;
+    parts->flags = (pre_rows[row].nfc ? BPE_NFC : 0u) | (pre_rows[row].whole ? BPE_WHOLE : 0u);
     return pre_rows[row].begin;
 }
 
@@ -858,7 +869,7 @@ static int is_used(const gguf *g, size_t token) {
     const moe_span text = g->texts[token];
     for (size_t i = 0; i <= count_ends(); i++)
         if (g->ids[i] == (int64_t)token) return 1;
-    for (size_t i = 0; i < PROMPT_PIECES && !memchr(text.data, 0, text.length); i++) {
+    for (size_t i = 0; i < PROMPT_PIECES && text.length && !memchr(text.data, 0, text.length); i++) {
         const char *piece = g->tokens.pieces.texts[i];
         for (const char *at = piece; at && (at = strchr(at, text.data[0])); at++)
             if (strncmp(at, text.data, text.length) == 0) return 1;
@@ -885,16 +896,51 @@ static int retype(gguf *g) {
     return good;
 }
 
-/* Split the texts into tokens and added tokens. */
+/* Type tokens of a SentencePiece model as special that users' texts must not yield: the unknown token, and user-defined
+ * ones such as <start_of_turn> that the chat template spells, or keys name. */
+static void retype_users(gguf *g) {
+    for (size_t i = 0; i < g->n_texts; i++) {
+        const moe_span t = g->texts[i];
+        const char first = t.length > 2 ? t.data[0] : 0, last = first ? t.data[t.length - 1] : 0;
+        const int tagged = (first == '<' && last == '>') || (first == '[' && last == ']');
+        if (g->kinds[i] == UNKNOWN_KIND || (g->kinds[i] == USER && tagged && is_used(g, i))) g->kinds[i] = CONTROL;
+    }
+}
+
+/* Derive the merges of a SentencePiece model from the scores of its tokens. */
+static int derive_merges(gguf *g) {
+    const value *v = find(g, "tokenizer.ggml.scores");
+    pack_parts *parts = &g->tokens.parts;
+    if (!v || v->type != ARRAY || v->kind != F32 || v->count != g->n_texts)
+        return making_refuse(g->m, g->h.file, "tokenizer.ggml.scores must list the score of every token");
+    float *scores = making_keep(g->m, NULL, (g->n_texts + 1) * sizeof *scores);
+    parts->tokens = making_keep(g->m, NULL, (g->n_texts + 1) * sizeof *parts->tokens);
+    if (!scores || !parts->tokens) return 0;
+    parts->n_tokens = g->n_texts;
+    for (size_t i = 0; i < g->n_texts; i++) {
+        value score = { 0 };
+        decode_number(&score, F32, v->data + 4 * i);
+        scores[i] = (float)score.real;
+        if (!isfinite(scores[i])) return making_refuse(g->m, g->h.file, "the score of token %zu is not finite", i);
+        parts->tokens[i] = g->kinds[i] == NORMAL || g->kinds[i] == USER ? g->texts[i] : (moe_span){ NULL, 0 };
+    }
+    const int good = pack_derive_merges(g->m, parts, scores);
+    parts->n_tokens = 0;
+    return good;
+}
+
+/* Split the texts into tokens and added tokens. User-defined tokens of characters are both: merges can make them. */
 static int split_tokens(gguf *g) {
     pack_parts *parts = &g->tokens.parts;
+    const int of_characters = (parts->flags & BPE_CHARACTERS) != 0;
     parts->tokens = making_keep(g->m, NULL, (g->n_texts + 1) * sizeof *parts->tokens);
     if (!parts->tokens) return 0;
     for (size_t i = 0; i < g->n_texts; i++) {
-        const int is_added = g->kinds[i] == CONTROL || g->kinds[i] == USER;
-        const pack_added a = { (int64_t)i, g->texts[i], g->kinds[i] == CONTROL, 0 };
+        const int is_user = g->kinds[i] == USER, is_added = g->kinds[i] == CONTROL || is_user;
+        const pack_added a = { (int64_t)i, g->texts[i], !is_user, 0, of_characters && is_user };
         parts->tokens[i] = (moe_span){ NULL, 0 };
-        if (!is_added && g->kinds[i] != UNUSED) parts->tokens[i] = g->texts[i], parts->n_tokens = i + 1;
+        if ((!is_added || (of_characters && is_user)) && g->kinds[i] != UNUSED)
+            parts->tokens[i] = g->texts[i], parts->n_tokens = i + 1;
         if (is_added && !making_failed(g->m, text_add(&parts->added, &parts->n_added, &parts->added_capacity, &a, 1,
                                                       sizeof a, g->m->error)))
             return 0;
@@ -936,11 +982,12 @@ static int read_tokeniser(gguf *g) {
     }
     if (flag_key(g, "tokenizer.ggml.add_eos_token", 0))
         refuse_value(g, find(g, "tokenizer.ggml.add_eos_token"), ": prompts would differ");
-    if (flag_key(g, "tokenizer.ggml.add_space_prefix", 0))
-        refuse_value(g, find(g, "tokenizer.ggml.add_space_prefix"), ": prompts would differ");
     g->tokens.found = 1;
     g->tokens.parts.file = g->h.file;
-    if (g->m->status || !read_merges(g) || !read_prompts(g) || !retype(g) || !split_tokens(g)) return 0;
+    if (g->m->status || !read_prompts(g)) return 0;
+    if (g->tokens.parts.flags & BPE_CHARACTERS) retype_users(g);
+    if (!(g->tokens.parts.flags & BPE_CHARACTERS ? derive_merges(g) : read_merges(g))) return 0;
+    if (!retype(g) || !split_tokens(g)) return 0;
     if (!pack_tokeniser(g->m, &g->tokens.parts, &g->tokens.blob)) return 0;
     return !flag_key(g, "tokenizer.ggml.add_bos_token", begins) ? g->m->status == MOE_OK : begin(g);
 }

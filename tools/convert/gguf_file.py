@@ -37,9 +37,11 @@ for row in ROWS["FAMILY"]:
 OUTSIDE, INSIDE = ({theirs: own for place, theirs, own in ROWS["GGUF"] if place == where}
                    for where in ("outside", "inside"))
 
-PRE = {name: ([byte_bpe.EXPRESSIONS[x] for x in expressions.split()], bool(nfc), bool(whole), bool(begin))
+PRE = {name: ([byte_bpe.EXPRESSIONS[x] for x in expressions.split()], byte_bpe.NFC * nfc | byte_bpe.WHOLE * whole,
+              bool(begin))
        for name, expressions, nfc, whole, begin in ROWS["PRE"]}
-NORMAL, CONTROL, USER, UNUSED = 1, 3, 4, 5  # token types
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED = 1, 2, 3, 4, 5  # token types
+TAG = re.compile(r"<.+>|\[.+\]", re.S)
 ENDS = tuple(ROWS["ENDS"][0][0].split())
 SPELLED = {text for row in ROWS["SPELLED"] for text in row[0].split()}
 PIECE = re.compile(r"prompt\.(((system|answer)\.)?(prefix|suffix)|end)")
@@ -453,15 +455,18 @@ class Tokens:
         value = lambda name: k.raw("tokenizer.ggml." + name)
         self.model, self.pre, self.texts, self.kinds = (value(x) for x in ("model", "pre", "tokens", "token_type"))
         self.ids = {name: token_of(k, name, m.vocabulary) for name in (*ENDS, "bos", "padding", "unknown")}
+        self.of_characters = is_one_of(self.model, ("llama",))
         self.meta = {"tokenizer.kind": "none"}
 
     def check(self):
         """Reject unsupported tokenisers."""
         read = self.read
-        if not is_one_of(self.model, ("gpt2",)):
-            read.fail(f"tokenizer.ggml.model {short(self.model)} is not supported: expected 'gpt2' (byte-level BPE)")
-        if not isinstance(self.pre, str) or self.pre not in PRE:
-            read.fail(f"tokenizer.ggml.pre {short(self.pre)} is not supported: expected {', '.join(map(repr, PRE))}")
+        if not is_one_of(self.model, ("gpt2", "llama")):
+            read.fail(f"tokenizer.ggml.model {short(self.model)} is not supported: expected 'gpt2' (byte-level BPE) or "
+                      "'llama' (SentencePiece)")
+        known = ("default", None) if self.of_characters else PRE
+        if self.pre is not None and not isinstance(self.pre, str) or self.pre not in known:
+            read.fail(f"tokenizer.ggml.pre {short(self.pre)} is not supported: expected {', '.join(map(repr, known))}")
         if not isinstance(self.texts, list) or len(self.texts) > self.m.vocabulary:
             read.fail(f"tokenizer.ggml.tokens must be a list of at most {self.m.vocabulary} tokens")
         if self.kinds is None:
@@ -469,7 +474,7 @@ class Tokens:
         if not isinstance(self.kinds, np.ndarray) or len(self.kinds) != len(self.texts):
             read.fail("tokenizer.ggml.token_type must list the type of every token")
         self.kinds = self.kinds.copy()
-        for key in "add_eos_token", "add_space_prefix":
+        for key in ("add_eos_token", *(() if self.of_characters else ("add_space_prefix",))):
             if self.k.get("tokenizer.ggml." + key, bool, False):
                 self.k.refuse("tokenizer.ggml." + key, True, ": prompts would differ")
 
@@ -487,6 +492,27 @@ class Tokens:
                 self.say(f"token {i}, {short(text)}, is typed as text, but named by a key or spelled by the chat "
                          "template: using it as a special token")
 
+    def retype_users(self, pieces):
+        """Make tokens of a SentencePiece model special that users' texts must not yield: the unknown token, and
+        user-defined ones such as <start_of_turn> that the chat template spells, or keys name."""
+        named = [self.ids[name] for name in (*ENDS, "bos")]
+        for i, text in enumerate(self.texts):
+            used = TAG.fullmatch(text) and (i in named or any(text in piece for piece in pieces))
+            if self.kinds[i] == UNKNOWN or self.kinds[i] == USER and used:
+                self.kinds[i] = CONTROL
+
+    def derived_merges(self):
+        """Return the merges of a SentencePiece model."""
+        scores = self.k.raw("tokenizer.ggml.scores")
+        if not isinstance(scores, np.ndarray) or scores.dtype != np.float32 or len(scores) != len(self.texts):
+            self.read.fail("tokenizer.ggml.scores must list the score of every token")
+        if not np.isfinite(scores).all():
+            self.read.fail(f"the score of token {int(np.argmin(np.isfinite(scores)))} is not finite")
+        tokens = {i: text for i, text in enumerate(self.texts) if self.kinds[i] in (NORMAL, USER) and text}
+        if len(set(tokens.values())) < len(tokens):
+            self.read.fail("the tokeniser has two ids for one token")
+        return byte_bpe.merges_of(tokens, scores.tolist())
+
     def prompts(self, wanted):
         """Return the metadata of the chat template; `wanted` as in prompts.prompt_meta."""
         template, name = self.k.raw("tokenizer.chat_template"), self.k.raw("general.name")
@@ -503,15 +529,26 @@ class Tokens:
     def pack(self, wanted):
         """Set the metadata of the tokeniser and prompts."""
         self.check()
-        expressions, nfc, whole, starts = PRE[self.pre]
-        merges = self.read.merges({"merges": self.k.raw("tokenizer.ggml.merges")})
+        if self.of_characters:
+            spaced = self.k.get("tokenizer.ggml.add_space_prefix", bool, True)
+            flags = byte_bpe.CHARACTERS | (byte_bpe.PREFIX | byte_bpe.TRIMMED) * spaced
+            expressions, starts = (), True
+        else:
+            expressions, flags, starts = PRE[self.pre]
         found = self.prompts(wanted)
-        self.retype(merges, [text for key, text in found.items() if PIECE.fullmatch(key)])
-        kinds, texts = self.kinds, list(enumerate(self.texts))
-        tokens = {i: text for i, text in texts if kinds[i] not in (CONTROL, USER, UNUSED)}
-        added = [byte_bpe.Added(i, text, bool(kinds[i] == CONTROL)) for i, text in texts if kinds[i] in (CONTROL, USER)]
+        pieces = [text for key, text in found.items() if PIECE.fullmatch(key)]
+        if self.of_characters:
+            self.retype_users(pieces)
+        merges = (self.derived_merges() if self.of_characters
+                  else self.read.merges({"merges": self.k.raw("tokenizer.ggml.merges")}))
+        self.retype(merges, pieces)
+        kinds, texts, users = self.kinds, list(enumerate(self.texts)), bool(self.of_characters)
+        # User-defined tokens of characters are both: merges can make them.
+        tokens = {i: text for i, text in texts if kinds[i] not in (CONTROL, UNUSED, *(() if users else (USER,)))}
+        added = [byte_bpe.Added(i, text, bool(kinds[i] == CONTROL), False, bool(users and kinds[i] == USER))
+                 for i, text in texts if kinds[i] in (CONTROL, USER)]
         try:
-            blob = byte_bpe.pack(tokens, merges, added, list(expressions), nfc, whole)
+            blob = byte_bpe.pack(tokens, merges, added, list(expressions), flags)
         except FormatError as error:
             self.read.fail(error)
         self.meta = {"tokenizer.kind": byte_bpe.KIND, "tokenizer.model": blob, **found}

@@ -6,6 +6,7 @@
 #include "tools/convert/decoder.h"
 #include "tools/convert/packed.h"
 #include "tools/convert/safetensors.h"
+#include "tools/text/bpe.h"
 
 #include <fnmatch.h>
 #include <inttypes.h>
@@ -48,7 +49,7 @@ static const struct {
 #include "tools/convert/decoder.inc"
 #undef decoder
 };
-enum { model = settings + 1, split, added, whole_file };
+enum { model = settings + 1, spaced, unspaced, split, added, whole_file };
 static const struct {
     int part;
     const char *key, *values;
@@ -493,8 +494,63 @@ static int read_splits(hub *h, const cJSON *all) {
 static int read_normaliser(hub *h, const cJSON *all) {
     for (const cJSON *x = first_part(h, all, "normalizers"); x && h->m->status == MOE_OK; x = next_part(all, x)) {
         if (strcmp(type_of(x), "NFC") != 0) refuse_part(h, "normaliser", x, "NFC");
-        h->tokens.parts.nfc = 1;
+        h->tokens.parts.flags |= BPE_NFC;
     }
+    return h->m->status == MOE_OK;
+}
+
+/* Return 1 if a value equals this JSON text. */
+static int is_json(const cJSON *x, const char *text) {
+    cJSON *wanted = cJSON_Parse(text);
+    const int same = wanted && cJSON_Compare(x, wanted, 1);
+    cJSON_Delete(wanted);
+    return same;
+}
+
+/* Return the flags of a pre-tokeniser of a tokeniser that merges characters. */
+static unsigned read_metaspace(hub *h, const cJSON *x) {
+    static const struct {
+        const char *name;
+        unsigned flags;
+    } schemes[] = { { "always", BPE_PREFIX | BPE_UNLESS }, { "first", BPE_FIRST | BPE_UNLESS }, { "never", 0 } };
+    const cJSON *scheme = cJSON_GetObjectItemCaseSensitive(x, "prepend_scheme"),
+                *mark = cJSON_GetObjectItemCaseSensitive(x, "replacement");
+    const char *name = cJSON_IsString(scheme)              ? scheme->valuestring
+                       : scheme                            ? ""
+                       : is_true(x, "add_prefix_space", 1) ? "always"
+                                                           : "never";
+    const int whole_texts = cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(x, "split")) && is_json(mark, "\"▁\"");
+    for (size_t i = 0; i < ROWS(schemes) && whole_texts && strcmp(type_of(x), "Metaspace") == 0; i++)
+        if (strcmp(name, schemes[i].name) == 0) return schemes[i].flags;
+    if (!is_json(x, "{\"type\": \"Split\", \"pattern\": {\"String\": \" \"}, \"behavior\": \"MergedWithPrevious\", "
+                    "\"invert\": false}"))
+        refuse_part(h, "pre-tokeniser", x, "Metaspace without split");
+    return 0; /* spaces were replaced before */
+}
+
+/* Read the flags of a tokeniser that merges characters, as in Llama 2, Mistral and Gemma. */
+static int read_characters(hub *h, conf *c) {
+    static const char *const steps[] = {
+        "{\"type\": \"Replace\", \"pattern\": {\"String\": \"▁\"}, \"content\": \" \"}", "{\"type\": \"ByteFallback\"}",
+        "{\"type\": \"Fuse\"}", "{\"type\": \"Strip\", \"content\": \" \", \"start\": 1, \"stop\": 0}"
+    };
+    const cJSON *all = conf_raw(c, "normalizer"), *joiner = conf_raw(c, "decoder");
+    unsigned *flags = &h->tokens.parts.flags;
+    size_t n = 0;
+    *flags = BPE_CHARACTERS;
+    for (const cJSON *x = first_part(h, all, "normalizers"); x && h->m->status == MOE_OK; x = next_part(all, x)) {
+        if (is_json(x, "{\"type\": \"Prepend\", \"prepend\": \"▁\"}")) *flags |= BPE_PREFIX;
+        else if (!is_json(x, "{\"type\": \"Replace\", \"pattern\": {\"String\": \" \"}, \"content\": \"▁\"}"))
+            refuse_part(h, "normaliser", x, "Prepend or Replace with ▁");
+    }
+    all = conf_raw(c, "pre_tokenizer");
+    for (const cJSON *x = first_part(h, all, "pretokenizers"); x && h->m->status == MOE_OK; x = next_part(all, x))
+        *flags |= read_metaspace(h, x);
+    for (const cJSON *x = first_part(h, joiner, "decoders"); x && h->m->status == MOE_OK; x = next_part(joiner, x))
+        if (n == ROWS(steps) || !is_json(x, steps[n++])) n = ROWS(steps) + 1;
+    if (n != ROWS(steps) && n != ROWS(steps) - 1)
+        refuse_part(h, "decoder", joiner, "Replace, ByteFallback, Fuse and Strip");
+    if (n == ROWS(steps)) *flags |= BPE_TRIMMED;
     return h->m->status == MOE_OK;
 }
 
@@ -547,11 +603,12 @@ static int put_added(hub *h, const char *file, double id, const cJSON *x) {
     const int good = conf_begin(h->m, file, x, &c) && check_settings(&c, added, text);
     conf_free(&c);
     const size_t length = strlen(content->valuestring);
-    const int is_special = is_true(x, "special", 0);
+    const int is_special = is_true(x, "special", 0), of_characters = (parts->flags & BPE_CHARACTERS) != 0;
     const pack_added a = { (int64_t)id,
                            { making_keep(h->m, content->valuestring, length), length },
                            is_special,
-                           is_true(x, "normalized", !is_special) };
+                           !of_characters && is_true(x, "normalized", !is_special),
+                           of_characters && !is_special };
     return good && a.content.data &&
            making_failed(h->m, text_add(&parts->added, &parts->n_added, &parts->added_capacity, &a, 1, sizeof a,
                                         h->m->error));
@@ -646,6 +703,16 @@ static int read_merges(hub *h, const cJSON *all) {
     return 1;
 }
 
+/* Remove the special tokens from a vocabulary of characters; merges must not make them. */
+static void drop_specials(pack_parts *parts) {
+    for (size_t i = 0; i < parts->n_added && parts->flags & BPE_CHARACTERS; i++) {
+        const pack_added *a = &parts->added[i];
+        moe_span *t = (size_t)a->id < parts->n_tokens ? &parts->tokens[a->id] : NULL;
+        if (a->special && t && t->data && text_is(t->data, t->length, a->content.data)) *t = (moe_span){ NULL, 0 };
+    }
+    while (parts->n_tokens && !parts->tokens[parts->n_tokens - 1].data) parts->n_tokens--;
+}
+
 static int known_setting(const void *user, const char *key) {
     (void)user;
     return is_ignored(settings, key);
@@ -706,18 +773,27 @@ static int64_t read_tokeniser(hub *h) {
     parts->file = tokeniser_file;
     if (!read_json(h, TOKENISER, tokeniser_file, &c, &found)) return -1;
     const cJSON *about = conf_raw(&c, "model"), *joiner = conf_raw(&c, "decoder");
-    int good = strcmp(type_of(about), "BPE") == 0 || refuse_part(h, "tokeniser type", about, "byte-level BPE");
+    int good = strcmp(type_of(about), "BPE") == 0 || refuse_part(h, "tokeniser type", about, "BPE");
     good = good && conf_begin(h->m, tokeniser_file, about, &inner) && check_settings(&inner, model, "model");
-    good = good && (strcmp(type_of(joiner), "ByteLevel") == 0 || refuse_part(h, "decoder", joiner, "ByteLevel"));
+    const int of_characters = good && cJSON_IsTrue(conf_raw(&inner, "byte_fallback")),
+              whole_pieces = good && cJSON_IsTrue(conf_raw(&inner, "ignore_merges"));
+    if (of_characters && whole_pieces)
+        good = conf_refuse(&inner, "ignore_merges", conf_raw(&inner, "ignore_merges"), "");
+    if (of_characters) good = good && read_characters(h, &c);
+    else good = good && (strcmp(type_of(joiner), "ByteLevel") == 0 || refuse_part(h, "decoder", joiner, "ByteLevel"));
     good = good && conf_end(&c, known_whole, NULL) && conf_end(&inner, known_model, NULL);
     if (good) start = read_start(h, conf_raw(&c, "post_processor"));
-    parts->whole = good && cJSON_IsTrue(conf_raw(&inner, "ignore_merges"));
+    if (whole_pieces) parts->flags |= BPE_WHOLE;
     good = good && h->m->status == MOE_OK && read_added(h, conf_raw(&c, "added_tokens")) &&
-           check_settings(&h->settings, settings, "tokeniser") && conf_end(&h->settings, known_setting, NULL) &&
-           read_vocabulary(h, conf_raw(&inner, "vocab")) && read_more_added(h);
+           check_settings(&h->settings, settings, "tokeniser") &&
+           check_settings(&h->settings, parts->flags & (BPE_PREFIX | BPE_FIRST) ? spaced : unspaced, "tokeniser") &&
+           conf_end(&h->settings, known_setting, NULL) && read_vocabulary(h, conf_raw(&inner, "vocab")) &&
+           read_more_added(h);
     if (good) start = start_of(h, start);
+    if (good) drop_specials(parts);
     good = good && check_ids(h, start) && read_merges(h, conf_raw(&inner, "merges")) &&
-           read_splits(h, conf_raw(&c, "pre_tokenizer")) && read_normaliser(h, conf_raw(&c, "normalizer")) &&
+           (of_characters ||
+            (read_splits(h, conf_raw(&c, "pre_tokenizer")) && read_normaliser(h, conf_raw(&c, "normalizer")))) &&
            pack_tokeniser(h->m, parts, &h->tokens.blob);
     h->tokens.found = good;
     conf_free(&c);

@@ -10,8 +10,10 @@
 #include <string.h>
 #include <utf8proc.h>
 
-enum { NFC = 1, WHOLE = 2 }; /* flags of a tokeniser */
-enum { SPECIAL = 1, NORMALISED = 2, ADDED = 4 };
+enum { ALL_BITS = 127, ONLY_CHARACTERS = BPE_PREFIX | BPE_FIRST | BPE_UNLESS | BPE_TRIMMED };
+enum { SPECIAL = 1, NORMALISED = 2, IN_TEXT = 4, ADDED = 8 }; /* of a token */
+static const char mark[] = "\xE2\x96\x81";                    /* U+2581, a space in tokens of characters */
+enum { MARK = sizeof mark - 1 };
 
 typedef struct merge {
     uint32_t right, rank, both;
@@ -27,8 +29,10 @@ struct bpe {
     pcre2_code *expressions[BPE_MAX_EXPRESSIONS];
     size_t n_expressions, n_added;
     uint32_t size, n_merges;
-    int nfc, whole;           /* whole: pieces that are tokens need no merges */
-    text_index tokens;        /* if `whole`: ids by the hash of their bytes */
+    unsigned bits;            /* flags of the file */
+    int in_text;              /* 1 if an added token is matched in all texts */
+    int32_t space;            /* BPE_CHARACTERS: the token of a space */
+    text_index tokens;        /* ids by hash. BPE_WHOLE: of their bytes; BPE_CHARACTERS: of tokens with one character */
     uint32_t *at;             /* [size] offset in `bytes` of an id's text, which follows its length; 0 if unused */
     unsigned char *flags;     /* [size] flags of added tokens */
     uint32_t *first;          /* [ids without added tokens + 1] the first merge with this left token */
@@ -137,21 +141,41 @@ static pcre2_code *take_expression(reader *r) {
     return made;
 }
 
+/* Return the byte that a token stands for, or -1. */
+static int byte_of(const bpe *t, const char *text, size_t length) {
+    static const char digits[] = "0123456789ABCDEF";
+    size_t end = 0;
+    if (t->bits & BPE_CHARACTERS) {
+        const char *high =
+                       length == 6 && memcmp(text, "<0x", 3) == 0 && text[5] == '>' ? strchr(digits, text[3]) : NULL,
+                   *low = high ? strchr(digits, text[4]) : NULL;
+        return low ? (int)(16 * (high - digits) + (low - digits)) : -1;
+    }
+    const int byte = stand_in(text, length, &end);
+    return end < length ? -1 : byte;
+}
+
+/* Return 1 if the tokeniser may lack a token for a byte, which is rare in texts. */
+static int is_rare(int byte) { return byte < 0x20 || byte > 0xF0 || byte == 0x7F || byte == 0xC0 || byte == 0xC1; }
+
 static void take_tokens(reader *r, bpe *t, uint32_t n) {
+    t->space = -1;
     for (int b = 0; b < 256; b++) t->bytes_ids[b] = -1;
     for (uint32_t id = 0; id < n && !r->why; id++) {
-        size_t length, end = 0;
+        size_t length;
         const char *text = take_text(r, BPE_MAX_PIECE, &length);
         if (!length) continue;
         t->at[id] = (uint32_t)(text - t->bytes);
-        const int byte = stand_in(text, length, &end);
-        if (byte < 0 || end < length) continue;
+        if (length == MARK && memcmp(text, mark, MARK) == 0) t->space = (int32_t)id;
+        const int byte = byte_of(t, text, length);
+        if (byte < 0) continue;
         if (t->bytes_ids[byte] >= 0) refuse(r, "the tokeniser has two tokens for one byte");
         t->bytes_ids[byte] = (int32_t)id;
     }
-    for (int b = 0x20; b <= 0xF0; b++) /* tokens for control characters and for bytes above F0 are optional */
-        if (t->bytes_ids[b] < 0 && b != 0x7F && b != 0xC0 && b != 0xC1)
+    for (int b = 0; b < 256; b++)
+        if (t->bytes_ids[b] < 0 && (t->bits & BPE_CHARACTERS || !is_rare(b)))
             refuse(r, "the tokeniser does not have a token for every byte");
+    if (t->bits & BPE_CHARACTERS && t->space < 0) refuse(r, "the tokeniser does not have a token for a space");
 }
 
 static int by_right(const void *a, const void *b) {
@@ -207,7 +231,9 @@ static void take_added(reader *r, bpe *t, uint32_t n_tokens) {
         a->flags = take(r, 4);
         a->text = take_text(r, BPE_MAX_PIECE, &length);
         a->length = (uint32_t)length;
-        if (!length || a->flags > (SPECIAL | NORMALISED)) refuse(r, "the tokeniser has a malformed added token");
+        if (!length || a->flags > (SPECIAL | NORMALISED | IN_TEXT))
+            refuse(r, "the tokeniser has a malformed added token");
+        t->in_text |= (a->flags & IN_TEXT) != 0;
         if (a->id >= BPE_MAX_TOKENS) refuse(r, "an added token in the tokeniser has an id that is too large");
         if (r->why) return;
         const char *there = a->id < n_tokens ? bpe_piece(t, (int32_t)a->id, &known) : NULL;
@@ -241,11 +267,17 @@ static void place_added(reader *r, bpe *t, uint32_t n_tokens) {
 /* Index the tokens by their bytes, except added tokens, which texts cannot contain. */
 static void index_tokens(reader *r, bpe *t, uint32_t n) {
     char bytes[BPE_MAX_PIECE];
-    for (uint32_t id = 0; id < n && t->whole && !r->why; id++) {
+    for (uint32_t id = 0; id < n && t->bits & (BPE_WHOLE | BPE_CHARACTERS) && !r->why; id++) {
         size_t length, count = 0;
         const char *text = bpe_piece(t, (int32_t)id, &length);
-        if (!text || t->flags[id] || !is_stand_ins(text, length)) continue;
-        for (size_t at = 0; at < length;) bytes[count++] = (char)stand_in(text, length, &at);
+        if (!text || t->flags[id]) continue;
+        if (t->bits & BPE_CHARACTERS) {
+            if (length > 4 || text_utf8_count(text, length) != 1) continue;
+            memcpy(bytes, text, count = length);
+        } else {
+            if (!is_stand_ins(text, length)) continue;
+            for (size_t at = 0; at < length;) bytes[count++] = (char)stand_in(text, length, &at);
+        }
         if (!text_index_add(&t->tokens, text_hash(bytes, count), id))
             r->no_memory = 1, refuse(r, "out of memory in the tokeniser");
     }
@@ -257,10 +289,9 @@ static void read_file(reader *r, bpe *t) {
     if (r->size < 8 || memcmp(r->data, magic, 8) != 0) refuse(r, "the tokeniser is not byte-level BPE");
     r->at = r->size < 8 ? r->size : 8;
     if (take(r, 4) != 1) refuse(r, "the tokeniser has an unsupported version");
-    const uint32_t flags = take(r, 4);
-    if (flags > (NFC | WHOLE)) refuse(r, "the tokeniser has unsupported flags");
-    t->nfc = (flags & NFC) != 0;
-    t->whole = (flags & WHOLE) != 0;
+    const uint32_t bits = t->bits = take(r, 4);
+    if (bits > ALL_BITS || (bits & BPE_CHARACTERS ? bits & (BPE_NFC | BPE_WHOLE) : bits & ONLY_CHARACTERS))
+        refuse(r, "the tokeniser has unsupported flags");
     const uint32_t expressions = take_count(r, BPE_MAX_EXPRESSIONS, 3, "the tokeniser has too many expressions");
     const uint32_t tokens = take_count(r, BPE_MAX_TOKENS, 2, "the tokeniser has too many tokens");
     t->n_merges = take_count(r, BPE_MAX_TOKENS, 12, "the tokeniser has too many merges");
@@ -327,18 +358,42 @@ int bpe_is_special(const bpe *t, int32_t id) {
     return id >= 0 && (uint32_t)id < t->size && (t->flags[id] & SPECIAL) != 0;
 }
 
-int bpe_continues(const bpe *t, int32_t id) {
+/* How a token is spelled: as itself, in GPT-2's alphabet, with marks for spaces, or as <0xHH>. */
+typedef enum spelling { LITERAL, STAND_INS, MARKED, BYTE } spelling;
+
+static spelling spelling_of(const bpe *t, int32_t id, const char *text, size_t length) {
+    if (!(t->bits & BPE_CHARACTERS)) return is_stand_ins(text, length) ? STAND_INS : LITERAL;
+    const int byte = byte_of(t, text, length);
+    return byte >= 0 && t->bytes_ids[byte] == id ? BYTE : MARKED;
+}
+
+/* Return the next byte of a token's text, and advance *at, the offset in its spelling. */
+static unsigned char next_byte(const bpe *t, spelling how, const char *text, size_t length, size_t *at) {
+    if (how == STAND_INS) return (unsigned char)stand_in(text, length, at);
+    if (how == BYTE) return *at = length, (unsigned char)byte_of(t, text, length);
+    if (how == MARKED && length - *at >= MARK && memcmp(text + *at, mark, MARK) == 0) return *at += MARK, ' ';
+    return (unsigned char)text[(*at)++];
+}
+
+/* Return the first byte of an id's text; 0 if it has none. */
+static unsigned char first_byte(const bpe *t, int32_t id) {
     size_t length, at = 0;
     const char *text = bpe_piece(t, id, &length);
-    const int byte = !text || !is_stand_ins(text, length) ? 0 : stand_in(text, length, &at);
+    return text ? next_byte(t, spelling_of(t, id, text, length), text, length, &at) : 0;
+}
+
+int bpe_continues(const bpe *t, int32_t id) {
+    const unsigned char byte = first_byte(t, id);
     return byte >= 0x80 && byte < 0xC0;
 }
+
+int bpe_is_trimmed(const bpe *t, int32_t id) { return t->bits & BPE_TRIMMED && first_byte(t, id) == ' '; }
 
 size_t bpe_token_bytes(const bpe *t, int32_t id) {
     size_t length, n = 0;
     const char *text = bpe_piece(t, id, &length);
-    if (!text || !is_stand_ins(text, length)) return length;
-    for (size_t at = 0; at < length; n++) stand_in(text, length, &at);
+    const spelling how = text ? spelling_of(t, id, text, length) : LITERAL;
+    for (size_t at = 0; at < length; n++) next_byte(t, how, text, length, &at);
     return n;
 }
 
@@ -418,7 +473,8 @@ typedef struct part {
 /* The state of a call to bpe_encode. */
 typedef struct encoder {
     const bpe *t;
-    int added;
+    int how;
+    int space; /* 1 if the next piece gets a space before it */
     text_ids *ids;
     text_offsets *begins; /* may be NULL */
     size_t base;          /* bytes before the text being split */
@@ -475,16 +531,46 @@ static uint64_t pop_pair(encoder *e) {
     return least;
 }
 
+/* Return the token of a character, or -1. */
+static int32_t character_token(const bpe *t, const char *text, size_t length) {
+    uint32_t id;
+    if (*text == ' ') return t->space;
+    for (size_t at = 0; (id = text_index_next(&t->tokens, text_hash(text, length), &at)) != TEXT_NONE;) {
+        size_t size;
+        const char *piece = bpe_piece(t, (int32_t)id, &size);
+        if (size == length && memcmp(piece, text, length) == 0) return (int32_t)id;
+    }
+    return -1;
+}
+
+/* Set the first tokens of a piece's parts: of its bytes, or of its characters after `space` parts for a space. */
+static void set_parts(const encoder *e, const char *text, size_t length, size_t space) {
+    const bpe *t = e->t;
+    part *parts = e->parts;
+    if (space) parts[0].id = t->space;
+    for (size_t i = 0, n = 1; i < length; i += n) {
+        int32_t id = -1;
+        if (t->bits & BPE_CHARACTERS) {
+            n = text_utf8_next(text, length, i) - i;
+            id = character_token(t, text + i, n);
+        }
+        for (size_t k = 0; k < n; k++)
+            parts[space + i + k].id = id < 0 ? t->bytes_ids[(unsigned char)text[i + k]] : k ? -1 : id;
+    }
+}
+
 /* Repeatedly merge the pair with the lowest rank (the leftmost, if several have it) until no pair can be merged. */
-static int join_parts(encoder *e, const char *text, size_t length) {
-    const uint32_t n = (uint32_t)length;
-    if (text_reserve(&e->parts, &e->part_capacity, length, sizeof *e->parts, NULL) ||
-        text_reserve(&e->heap, &e->heap_capacity, 2 * length, sizeof *e->heap, NULL)) /* at most 2 pairs per merge */
+static int join_parts(encoder *e, const char *text, size_t length, size_t space) {
+    const uint32_t n = (uint32_t)(length + space);
+    if (text_reserve(&e->parts, &e->part_capacity, n, sizeof *e->parts, NULL) ||
+        text_reserve(&e->heap, &e->heap_capacity, 2 * (size_t)n, sizeof *e->heap, NULL)) /* 2 pairs per merge */
         return no_memory(e);
     part *parts = e->parts;
     e->n_heap = 0;
+    set_parts(e, text, length, space);
     for (uint32_t i = 0, last = NONE; i < n; i++) {
-        parts[i] = (part){ e->t->bytes_ids[(unsigned char)text[i]], last, NONE };
+        parts[i].before = last;
+        parts[i].behind = NONE;
         if (parts[i].id < 0) continue;
         if (last != NONE) parts[last].behind = i;
         last = i;
@@ -523,13 +609,16 @@ static int32_t whole_token(const bpe *t, const char *text, size_t length) {
 }
 
 static int merge_piece(encoder *e, const char *text, size_t length, size_t begin) {
-    const int32_t whole = e->t->whole ? whole_token(e->t, text, length) : -1;
+    const int32_t whole = e->t->bits & BPE_WHOLE ? whole_token(e->t, text, length) : -1;
     if (whole >= 0) return give(e, whole, (uint32_t)begin);
-    int failed = join_parts(e, text, length);
+    const int spaced = *text == ' ' || text_begins_with(text, length, mark);
+    const uint32_t space = e->space && !(e->t->bits & BPE_UNLESS && spaced);
+    int failed = join_parts(e, text, length, space);
     uint32_t i = 0;
-    while (!failed && i < length && e->parts[i].id < 0) i++;
-    for (i = i < length ? i : NONE; i != NONE && !failed; i = e->parts[i].behind)
-        failed = give(e, e->parts[i].id, (uint32_t)(begin + i));
+    e->space = 0;
+    while (!failed && i < length + space && e->parts[i].id < 0) i++;
+    for (i = i < length + space ? i : NONE; i != NONE && !failed; i = e->parts[i].behind)
+        failed = give(e, e->parts[i].id, (uint32_t)(begin + i - (i ? space : 0)));
     return failed;
 }
 
@@ -557,12 +646,13 @@ static int cut(encoder *e, size_t level, const char *text, size_t length, size_t
     return failed;
 }
 
-/* Return the longest added token at the beginning of a text, or NULL. */
-static const added_token *added_at(const bpe *t, const char *text, size_t length, unsigned normalised) {
+/* Return the longest added token at the beginning of a text, of all or of those that texts can contain, or NULL. */
+static const added_token *added_at(const bpe *t, const char *text, size_t length, unsigned normalised, int all) {
     const unsigned char byte = (unsigned char)text[0];
     for (uint32_t i = t->added_from[byte + 1]; i-- > t->added_from[byte];) { /* longer tokens are sorted last */
         const added_token *a = &t->added[i];
-        if (a->length <= length && (a->flags & NORMALISED) == normalised && memcmp(text, a->text, a->length) == 0)
+        if (a->length <= length && (a->flags & NORMALISED) == normalised && (all || a->flags & IN_TEXT) &&
+            memcmp(text, a->text, a->length) == 0)
             return a;
     }
     return NULL;
@@ -572,12 +662,15 @@ static const added_token *added_at(const bpe *t, const char *text, size_t length
 static int cut_added(encoder *e, unsigned normalised, const char *text, size_t length);
 
 static int cut_between(encoder *e, unsigned normalised, const char *text, size_t length) {
+    const int first = !e->base && !(e->how & BPE_LATER);
+    if (!normalised && !(e->how & BPE_BARE))
+        e->space = (e->t->bits & (first ? BPE_PREFIX | BPE_FIRST : BPE_PREFIX)) != 0;
     if (normalised) {
         const int failed = cut(e, 0, text, length, e->base);
         e->base += length;
         return failed;
     }
-    if (!e->t->nfc || is_composed(text, length)) return cut_added(e, NORMALISED, text, length);
+    if (!(e->t->bits & BPE_NFC) || is_composed(text, length)) return cut_added(e, NORMALISED, text, length);
     text_bytes composed = { 0 };
     int failed = compose(text, length, &composed);
     failed = failed ? no_memory(e) : cut_added(e, NORMALISED, composed.data, composed.length);
@@ -588,8 +681,9 @@ static int cut_between(encoder *e, unsigned normalised, const char *text, size_t
 static int cut_added(encoder *e, unsigned normalised, const char *text, size_t length) {
     size_t begin = 0;
     int failed = 0;
-    for (size_t i = 0; e->added && i < length && !failed;) {
-        const added_token *a = added_at(e->t, text + i, length - i, normalised);
+    const int all = e->how & BPE_ADDED;
+    for (size_t i = 0; (all || e->t->in_text) && i < length && !failed;) {
+        const added_token *a = added_at(e->t, text + i, length - i, normalised, all);
         if (!a) {
             i++;
             continue;
@@ -616,9 +710,9 @@ static int set_limits(encoder *e, size_t length) {
     return 0;
 }
 
-int bpe_encode(const bpe *t, const char *text, size_t length, int added, text_ids *ids, text_offsets *begins,
-               char *error, size_t error_size) {
-    encoder e = { .t = t, .ids = ids, .begins = begins, .added = added };
+int bpe_encode(const bpe *t, const char *text, size_t length, int how, text_ids *ids, text_offsets *begins, char *error,
+               size_t error_size) {
+    encoder e = { .t = t, .ids = ids, .begins = begins, .how = how };
     text_bytes mended = { 0 };
     int failed = 0;
     ids->length = 0;
@@ -649,8 +743,8 @@ int bpe_encode(const bpe *t, const char *text, size_t length, int added, text_id
 void bpe_find_added(const bpe *t, const char *text, size_t length, size_t *begin, size_t *end) {
     *begin = *end = length;
     for (size_t i = 0; i < length;) {
-        const added_token *literal = added_at(t, text + i, length - i, 0),
-                          *a = literal ? literal : added_at(t, text + i, length - i, NORMALISED);
+        const added_token *literal = added_at(t, text + i, length - i, 0, 1),
+                          *a = literal ? literal : added_at(t, text + i, length - i, NORMALISED, 1);
         if (a && *begin == length) *begin = i;
         i += a ? a->length : 1;
         if (a) *end = i;
@@ -662,9 +756,11 @@ void bpe_decode(const bpe *t, bpe_stream *stream, const int32_t *ids, size_t cou
         size_t length;
         const char *text = bpe_piece(t, ids[i], &length);
         if (!text) continue;
-        const int coded = is_stand_ins(text, length);
-        for (size_t at = 0; at < length;)
-            put_byte(stream, (unsigned char)(coded ? stand_in(text, length, &at) : text[at++]), out);
+        const spelling how = spelling_of(t, ids[i], text, length);
+        for (size_t at = 0; at < length; stream->begun = 1) {
+            const unsigned char byte = next_byte(t, how, text, length, &at);
+            if (stream->begun || byte != ' ' || !(t->bits & BPE_TRIMMED)) put_byte(stream, byte, out);
+        }
     }
     text_append(out, "", 0);
 }

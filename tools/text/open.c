@@ -239,9 +239,9 @@ static const struct {
                     "qwen2 llama mistral mixtral",
                     1 },
                   { "gguf", "general.architecture", "hy_v3 hunyuan-dense hunyuan-moe qwen3moe qwen3 qwen2 llama", 1 },
-                  { "gguf", "tokenizer.ggml.model", "gpt2", 0 },
-                  { "gguf", "tokenizer.ggml.pre", "hunyuan-dense hunyuan qwen2 smollm gpt-2 llama-bpe llama3 llama-v3",
-                    0 } };
+                  { "gguf", "tokenizer.ggml.model", "gpt2 llama", 0 },
+                  { "gguf", "tokenizer.ggml.pre",
+                    "hunyuan-dense hunyuan qwen2 smollm gpt-2 default llama-bpe llama3 llama-v3", 0 } };
 enum { SUPPORTED = sizeof supported / sizeof *supported };
 
 static size_t foreign_of(const char *name) {

@@ -450,16 +450,28 @@ static moe_status check_known(const text_ids *ids, moe_error *error) {
     return MOE_OK;
 }
 
-/* Encode by byte-level BPE. Recognise added tokens if `added` is 1. */
-static moe_status encode_bpe(const text_front *front, const char *text, size_t length, int added, text_ids *ids,
+/* Encode by BPE; `how` as in bpe_encode. */
+static moe_status encode_bpe(const text_front *front, const char *text, size_t length, int how, text_ids *ids,
                              moe_error *error) {
     char why[200] = "";
-    return status_of(bpe_encode(front->bpe, text, length, added, ids, NULL, why, sizeof why), "text", why, error);
+    return status_of(bpe_encode(front->bpe, text, length, how, ids, NULL, why, sizeof why), "text", why, error);
 }
 
 moe_status text_encode_template(const text_front *front, const char *text, size_t length, text_ids *ids,
                                 moe_error *error) {
-    return front->bpe ? encode_bpe(front, text, length, 1, ids, error) : text_encode(front, text, length, ids, error);
+    return front->bpe ? encode_bpe(front, text, length, BPE_ADDED, ids, error)
+                      : text_encode(front, text, length, ids, error);
+}
+
+moe_status text_encode_later(const text_front *front, const char *text, size_t length, text_ids *ids,
+                             moe_error *error) {
+    return front->bpe ? encode_bpe(front, text, length, BPE_LATER, ids, error)
+                      : text_encode(front, text, length, ids, error);
+}
+
+moe_status text_encode_bare(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
+    return front->bpe ? encode_bpe(front, text, length, BPE_BARE, ids, error)
+                      : text_encode(front, text, length, ids, error);
 }
 
 moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
@@ -521,9 +533,13 @@ static int is_control(const text_front *front, int32_t id) {
 static moe_status bpe_decode_begins(const text_front *front, const int32_t *ids, size_t n, text_offsets *begins,
                                     moe_error *error) {
     const moe_status status = text_reserve(&begins->data, &begins->capacity, n, sizeof *begins->data, error);
+    int begun = 0;
     for (size_t at = 0; begins->length < n && !status; begins->length++) {
+        const int32_t id = ids[begins->length];
         begins->data[begins->length] = (uint32_t)at;
-        if (!is_control(front, ids[begins->length])) at += bpe_token_bytes(front->bpe, ids[begins->length]);
+        if (is_control(front, id)) continue;
+        at += bpe_token_bytes(front->bpe, id) - (begun ? 0 : (size_t)bpe_is_trimmed(front->bpe, id));
+        begun = 1;
     }
     return status;
 }
