@@ -323,7 +323,7 @@ test-arm: $(addprefix $(BUILD)/,arm-test_kernels arm-translate_ids translate_ids
 	    $(foreach cpu,max neoverse-n1 cortex-a53,"qemu-aarch64 -cpu $(cpu) $(BUILD)/arm-test_kernels")
 
 # Other targets, engine only: they must give the results of tests/golden/hashes.txt.
-build/cross/en-pt.bin: $(BUILD)/convert_marian | $(BUILD)/.deps-hashes
+build/cross/en-pt.bin: $(BUILD)/convert_here | $(BUILD)/.deps-hashes
 	tests/python tests/cross/targets.py --model
 
 run_targets = MOE_TEST_TIMEOUT=1800 $(RUN_SUITES) $(foreach target,$(1),"tests/python tests/cross/targets.py $(target)")
