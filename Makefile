@@ -8,6 +8,7 @@
 # make uninstall       remove what make install installed
 # make wheel           build a wheel of the Python package with all libraries in build/wheel (Linux)
 # make sdist           build a source distribution of the Python package in build/sdist
+# make dist            build programs for machines without a compiler, with the model inside, in build/dist (Debian)
 # make clean           remove what make built
 # make CUDA=1          programs that can use a GPU (requires nvcc; variables: tools/cuda.mk)
 # make MPI=1           programs that can share a model's experts: mpirun -n 4 ./moe-translate ... (requires OpenMPI)
@@ -90,7 +91,7 @@ $(BUILD)/.deps-%: tools/install-deps $(BUILD)/.compilers
 	@touch $@
 
 # -MMD writes each object's headers to a .d file.
-vpath %.c . tools/programs tools/server tools/text tools/convert tools/get tools/windows
+vpath %.c . tools/programs tools/server tools/text tools/convert tools/get tools/dist tools/windows
 vpath %.cc tools/text
 -include $(wildcard $(BUILD)/*.d)
 
@@ -147,7 +148,7 @@ CONVERT_OBJECTS = $(addprefix $(BUILD)/,convert.o making.o marian.o marian_bin.o
 
 TEXT_OBJECTS = $(addprefix $(BUILD)/,choice.o moetext.o several.o models.o places.o settings.o memory.o align.o \
 	detect.o html.o words.o stream.o guarded.o prompted.o jobs.o attempt.o open.o text.o sentences.o lost.o quotes.o \
-	spans.o marks.o messages.o glossary.o heading.o plurals.o terms.o protect.o prompt.o suspicion.o rows.o spm.o bpe.o bytes.o \
+	spans.o contained.o marks.o messages.o glossary.o heading.o plurals.o terms.o protect.o prompt.o suspicion.o rows.o spm.o bpe.o bytes.o \
 	published.o $(POSIX_OBJECTS)) $(CONVERT_OBJECTS)
 
 # One object whose internal symbols are local, except on Windows, where symbols have no visibility. $(LD), not $(CC):
@@ -225,4 +226,4 @@ uninstall:
 clean:
 	rm -rf build $(PYTHON_PROGRAMS) $(PROGRAMS) $(BENCH_PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES:=*)
 
--include tools/python/package.mk tests/rules.mk
+-include tools/python/package.mk tools/dist/dist.mk tests/rules.mk

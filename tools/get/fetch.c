@@ -3,6 +3,7 @@
 #define _DARWIN_C_SOURCE
 
 #include "tools/get/fetch.h"
+#include "tools/text/system.h"
 
 #include <curl/curl.h>
 #include <errno.h>
@@ -349,8 +350,9 @@ static outcome judge_error(fetch *f, CURLcode code, const char *host) {
         return FAILED;
     case CURLE_PEER_FAILED_VERIFICATION:
         text_fail(f->error, MOE_ERROR_IO, "network",
-                  "the certificate of %.60s is not valid (%.90s); for an authority of your own set SSL_CERT_FILE", host,
-                  reason);
+                  "the certificate of %.60s is not valid (%.90s); install ca-certificates, or set SSL_CERT_FILE for an "
+                  "authority of your own",
+                  host, reason);
         return FAILED;
     case CURLE_SSL_CACERT_BADFILE:
         text_fail(f->error, MOE_ERROR_IO, "network",
@@ -679,9 +681,32 @@ moe_status fetch_file(fetch *f, const fetch_from *from, const source_file *file,
 
 /* ---- 7. Opening ---------------------------------------------------------------------------------------- */
 
+/* Select the certificate authorities of SSL_CERT_FILE and SSL_CERT_DIR, else those that libcurl was built with. A
+ * libcurl of tools/dist has none, because the system is unknown: use the first file of a usual name. */
+static void set_authorities(CURL *c) {
+    static const char *const usual[] = {
+        "/etc/ssl/certs/ca-certificates.crt",                /* Debian, Ubuntu, Arch, Alpine */
+        "/etc/pki/tls/certs/ca-bundle.crt",                  /* Fedora, RHEL */
+        "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", /* RHEL */
+        "/etc/ssl/ca-bundle.pem",                            /* openSUSE */
+        "/etc/ssl/cert.pem",                                 /* Alpine, OpenBSD, macOS */
+    };
+    const char *file = getenv("SSL_CERT_FILE"), *folder = getenv("SSL_CERT_DIR");
+#if LIBCURL_VERSION_NUM >= 0x074600
+    const curl_version_info_data *about = curl_version_info(CURLVERSION_NOW);
+    const int none = !SYSTEM_IS_WINDOWS && !about->cainfo && !about->capath;
+#else
+    const int none = 0;
+#endif
+    if (!(file && *file) && !(folder && *folder))
+        for (size_t i = 0; none && i < sizeof usual / sizeof *usual && !(file && *file); i++)
+            if (access(usual[i], R_OK) == 0) file = usual[i];
+    if (file && *file) curl_easy_setopt(c, CURLOPT_CAINFO, file);
+    if (folder && *folder) curl_easy_setopt(c, CURLOPT_CAPATH, folder);
+}
+
 static void set_options(fetch *f) {
     CURL *c = f->curl;
-    const char *file = getenv("SSL_CERT_FILE"), *folder = getenv("SSL_CERT_DIR");
 #if LIBCURL_VERSION_NUM >= 0x075500
     curl_easy_setopt(c, CURLOPT_PROTOCOLS_STR, "http,https");
 #else
@@ -691,8 +716,7 @@ static void set_options(fetch *f) {
     curl_easy_setopt(c, CURLOPT_SSL_VERIFYPEER, 1L);
     curl_easy_setopt(c, CURLOPT_SSL_VERIFYHOST, 2L);
     curl_easy_setopt(c, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2);
-    if (file && *file) curl_easy_setopt(c, CURLOPT_CAINFO, file);
-    if (folder && *folder) curl_easy_setopt(c, CURLOPT_CAPATH, folder);
+    set_authorities(c);
     curl_easy_setopt(c, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
     curl_easy_setopt(c, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(c, CURLOPT_USERAGENT, "moe/" MOE_VERSION);

@@ -12,6 +12,7 @@
 
 #include "tools/text/choice.h"
 #include "tools/text/bytes.h"
+#include "tools/text/contained.h"
 #include "tools/text/models.h"
 #include "tools/text/places.h"
 #include "tools/text/several.h"
@@ -50,6 +51,8 @@ typedef struct choice {
 const char *text_model_name(const char *path, char *out, size_t size) {
     char folder[PATH_BYTES];
     const char *name = system_name(path);
+    text_contained contained;
+    if (text_find_contained(path, &contained)) return snprintf(out, size, "%s", contained.name), out;
     const size_t n = text_place_of_models(1, folder, sizeof folder, NULL) ? 0 : strlen(folder);
     if (n && strncmp(path, folder, n) == 0 && path[n] == '/') name = path + n + 1;
     const size_t length = strlen(name), end = text_ends_with(name, length, ".bin") ? 4 : 0;

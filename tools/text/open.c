@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* memmem */
 
 #include "tools/text/open.h"
+#include "tools/text/contained.h"
 #include "tools/text/places.h"
 #include "tools/text/prompt.h"
 #include "tools/text/published.h"
@@ -399,8 +400,13 @@ static void say_what_is_there(const char *path, moe_error *error) {
     }
 }
 
-moe_status text_open_source(const moe_source *source, int level, const moe_model_params *params, text_front *front,
+moe_status text_open_source(const moe_source *given, int level, const moe_model_params *params, text_front *front,
                             moe_error *error) {
+    moe_source part = *given;
+    text_contained contained;
+    const moe_source *source = &part;
+    if (part.path && !part.offset && !part.bytes && text_find_contained(part.path, &contained))
+        part.offset = contained.offset, part.bytes = contained.bytes;
     *front = (text_front){ .unknown = -1, .target_unknown = -1 };
     moe_status status = moe_model_open_source(source, params, &front->model, error);
     const int published = status && source->path && text_is_published(source->path);

@@ -4,27 +4,46 @@
 
 #include "tools/text/places.h"
 #include "tools/text/bytes.h"
+#include "tools/text/contained.h"
 #include "tools/text/moetext.h"
 #include "tools/text/system.h"
 
 #include <dlfcn.h>
+#ifdef __linux__
+#include <sys/auxv.h>
+#endif
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-/* Set `out` to the folder of the program or library that contains this code. Return 0 if unknown. */
-static int own_folder(char *out, size_t size) {
+int text_place_of_self(char *out, size_t size) {
     Dl_info info;
     char *path = NULL;
     if (dladdr((const void *)(uintptr_t)moetext_default_model, &info) && info.dli_fname && strchr(info.dli_fname, '/'))
         path = realpath(info.dli_fname, NULL);
     if (!path) path = realpath("/proc/self/exe", NULL); /* for a program found on PATH */
-    char *end = path ? strrchr(path, '/') : NULL;
-    const int fits = end && (size_t)(end - path) < size;
-    if (fits) memcpy(out, path, (size_t)(end - path)), out[end - path] = '\0';
+#ifdef __linux__
+    const char *started = path ? NULL : (const char *)(uintptr_t)getauxval(AT_EXECFN); /* there may be no /proc */
+    if (started && strchr(started, '/')) path = realpath(started, NULL);
+#endif
+    const size_t n = path ? strlen(path) : size;
+    if (n < size) memcpy(out, path, n + 1);
     free(path);
-    return fits;
+    return n < size;
+}
+
+/* Set `out` to the folder of the program or library that contains this code. Return 0 if unknown. */
+static int own_folder(char *out, size_t size) {
+    char *end = text_place_of_self(out, size) ? strrchr(out, '/') : NULL;
+    if (end) *end = '\0';
+    return end != NULL;
+}
+
+/* Find the program that contains a model and all programs (tools/dist). */
+static int is_whole(char *path, size_t size) {
+    text_contained model;
+    return text_place_of_self(path, size) && text_find_contained(path, &model);
 }
 
 static int exists(const char *folder, const char *place, const char *name, char *path, size_t size) {
@@ -86,7 +105,10 @@ moe_status text_place_of_models(int converted, char *path, size_t size, moe_erro
 
 int text_place_of_shipped(char *path, size_t size) {
     static const char name[] = "en-de-fr-es.bin";
-    return is_near("models/", name, path, size) || is_installed("../share/moe/", name, path, size);
+    text_contained model;
+    return is_whole(path, size) || is_near("models/", name, path, size) ||
+           is_installed("../share/moe/", name, path, size) ||
+           (is_installed("", "moe" SYSTEM_PROGRAM, path, size) && text_find_contained(path, &model));
 }
 
 int text_place_of_program(const char *program, char *path, size_t size) {
@@ -94,7 +116,7 @@ int text_place_of_program(const char *program, char *path, size_t size) {
     snprintf(name, sizeof name, "%s" SYSTEM_PROGRAM, program);
     const int known = own_folder(folder, sizeof folder);
     return (known && (exists(folder, "", name, path, size) || exists(folder, "../bin/", name, path, size))) ||
-           is_installed("", name, path, size);
+           is_whole(path, size) || is_installed("", name, path, size);
 }
 
 moe_status moetext_default_model(char *path, size_t size, moe_error *error) {

@@ -10,10 +10,14 @@
  * `make install` puts it. Return 0 if it is not installed. */
 int text_place_of_data(const char *name, char *path, size_t size);
 
-/* Find a program next to this code, or in ../bin, or in $PATH. Return 0 if it is not installed. */
+/* Find the program or library that contains this code. Return 0 if unknown. */
+int text_place_of_self(char *path, size_t size);
+
+/* Find a program next to this code, in ../bin or in $PATH; this program, if it contains all (tools/dist): the caller
+ * passes `name` as argument 0. Return 0 if it is not installed. */
 int text_place_of_program(const char *name, char *path, size_t size);
 
-/* Find the model that is installed with this code. Return 0 if there is none. */
+/* Find the model that is installed with this code, or a program that contains one. Return 0 if there is none. */
 int text_place_of_shipped(char *path, size_t size);
 
 /* Write the folder of models that moe-get has fetched: $XDG_DATA_HOME/moe or ~/.local/share/moe; if `converted` is 1,

@@ -1,0 +1,30 @@
+# make dist             programs for machines without a compiler, with the model inside, in build/dist (Debian)
+# make dist-TARGET      one of them: linux-x86_64, linux-aarch64
+# Included by the Makefile. tools/dist/README.md describes the targets.
+
+DIST_TARGETS = linux-x86_64 linux-aarch64
+DIST_MODEL = models/en-de-fr-es.bin
+.PHONY: dist $(addprefix dist-,$(DIST_TARGETS))
+
+dist: $(addprefix dist-,$(DIST_TARGETS))
+
+# A recursive make with the target's compilers builds $(BIN)/moe; tools/dist/pack writes the archive.
+$(addprefix dist-,$(DIST_TARGETS)): dist-%: $(BUILD)/.deps-dist
+	mkdir -p build/dist/$*/programs
+	variables=$$(tools/dist/libraries --variables $*) && \
+	    eval '$(MAKE)' "$$variables" BUILD=build/dist/$*/objects BIN=build/dist/$*/programs build/dist/$*/programs/moe
+	tools/dist/pack $* $(VERSION)
+
+# The mains of all programs under names of their own.
+DIST_MAINS = $(patsubst $(BIN)/moe-%,$(BUILD)/main-%.o,$(PROGRAMS))
+$(BUILD)/main-%.o: moe-%.c $(BUILD)/.flags | $(BUILD)/.deps-build
+	$(CC) $(C_FLAGS) -Dmain=moe_$*_main -c $< -o $@
+
+$(BUILD)/main-routing.o: C_FLAGS += -I$(BUILD)
+$(BUILD)/main-routing.o: $(BUILD)/routing-html.inc
+
+$(BUILD)/moe-alone: $(BUILD)/main.o $(DIST_MAINS) $(SERVER_OBJECTS) $(GET_OBJECTS) $(BUILD)/libtext.a $(LIBRARY)
+	$(LINK) -s -lmicrohttpd -lcurl $(TEXT_LIBS) -o $@
+
+$(BIN)/moe: $(BUILD)/moe-alone $(DIST_MODEL) tools/dist/append
+	tools/dist/append $(BUILD)/moe-alone $(DIST_MODEL) $@
