@@ -8,11 +8,12 @@ DIST_MODEL = models/en-de-fr-es.bin
 
 dist: $(addprefix dist-,$(DIST_TARGETS))
 
-# A recursive make with the target's compilers builds $(BIN)/moe; tools/dist/pack writes the archive.
+# A make with the target's compilers builds $(BIN)/moe; tools/dist/pack writes the archive. It is not recursive, because
+# make -n would run it.
 $(addprefix dist-,$(DIST_TARGETS)): dist-%: $(BUILD)/.deps-dist
 	mkdir -p build/dist/$*/programs
 	variables=$$(tools/dist/libraries --variables $*) && \
-	    eval '$(MAKE)' "$$variables" BUILD=build/dist/$*/objects BIN=build/dist/$*/programs build/dist/$*/programs/moe
+	    eval env -u MAKEFLAGS -u MAKELEVEL make -j$(JOBS) "$$variables" BUILD=build/dist/$*/objects BIN=build/dist/$*/programs build/dist/$*/programs/moe
 	tools/dist/pack $* $(VERSION)
 
 # The mains of all programs under names of their own.
