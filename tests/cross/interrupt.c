@@ -1,9 +1,9 @@
 /* interrupt.c - runs a program on Windows and presses ^C, for test_windows.py.
  *
- * Usage: interrupt SECONDS TIMES COMMAND...
+ * Usage: interrupt SECONDS|FILE TIMES COMMAND...
  *
- * Creates a console, starts the command in it and sends ^C after the given time, as often as given. Prints the exit
- * status. Standard input of the command is a pipe that stays empty. */
+ * Creates a console, starts the command in it and sends ^C after the given time, or when FILE exists, as often as
+ * given. Prints the exit status. Standard input of the command is a pipe that stays empty. */
 #define _WIN32_WINNT 0x0A00
 #include <fcntl.h>
 #include <io.h>
@@ -39,7 +39,9 @@ int wmain(int argc, wchar_t **argv) {
     if (!CreateProcessW(NULL, line, NULL, NULL, TRUE, 0, NULL, NULL, &start, &made))
         return fprintf(stderr, "cannot start: %lu\n", GetLastError()), 2;
     for (int i = 0; i < _wtoi(argv[2]); i++) {
-        if (WaitForSingleObject(made.hProcess, (DWORD)(1000 * _wtof(argv[1]))) == WAIT_OBJECT_0) break;
+        const double seconds = _wtof(argv[1]);
+        while (!seconds && _waccess(argv[1], 0) && WaitForSingleObject(made.hProcess, 100) != WAIT_OBJECT_0) {}
+        if (WaitForSingleObject(made.hProcess, (DWORD)(1000 * seconds)) == WAIT_OBJECT_0) break;
         if (!GenerateConsoleCtrlEvent(CTRL_C_EVENT, 0)) return fprintf(stderr, "no ^C: %lu\n", GetLastError()), 2;
     }
     WaitForSingleObject(made.hProcess, INFINITE);

@@ -7,7 +7,10 @@ Builds the programs in build/windows with MinGW and the libraries of tools/dist/
 of tests/golden/hashes.txt and of this machine's programs, in the folder BIN. Requires tools/install-deps --targets.
 wine treats pipes of Linux as files that are always ready, so interrupt.c makes the pipes of waiting programs.
 """
+import contextlib
+import json
 import os
+import pathlib
 import re
 import shlex
 import shutil
@@ -28,7 +31,7 @@ from services import Services  # noqa: E402
 ROOT = targets.ROOT
 TARGET, BUILD = "windows-x86_64", os.path.join(ROOT, "build/windows")
 NATIVE = os.path.join(ROOT, targets.BIN, "moe-translate")
-SHIPPED = os.path.join(ROOT, targets.SHIPPED)
+SHIPPED, EN_PT = (os.path.join(ROOT, path) for path in (targets.SHIPPED, targets.EN_PT))
 MINGW = "x86_64-w64-mingw32-"
 FLAGS = ["-std=gnu11", "-O1", "-static", "-municode"]
 SMILE = "\U0001F600"
@@ -91,7 +94,8 @@ def programs_are_built():
 
 @test
 def no_vector_is_moved_with_alignment():
-    code = subprocess.run([MINGW + "objdump", "-d", f"{BUILD}/moe.o"], capture_output=True, text=True, check=True).stdout
+    command = [MINGW + "objdump", "-d", f"{BUILD}/moe.o"]
+    code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert code.count("%ymm") > 1000 and code.count("%zmm") > 1000  # there are kernels
     aligned = re.findall(r"\b(?:vmovdqa\w*|vmovap[sd]|vmovnt\w+)\s.*\(.*", code)  # with an operand in memory
     assert not aligned, aligned[:3]
@@ -135,9 +139,8 @@ def all_kernels_give_the_same_bytes():
 def a_program_in_c_calls_the_library():
     compiled("text", "-Itools/text", "tools/text/examples/text.c", f"{BUILD}/libmoetext.dll", flags=["-std=c11"])
     out, _ = run("text", env=environment(MOE_MODEL=windows(SHIPPED)))
-    with open(os.path.join(ROOT, "tools/text/README.md"), encoding="utf-8") as file:
-        text = file.read()
-    assert len(out.splitlines()) == 2 and all(line.decode() in text for line in out.splitlines()), out
+    assert out.splitlines() == native("-t", "de", "--beam", "4",
+                                      text=b"Good morning, my friend.\nWhere is my book?\n").splitlines()
 
 
 @test
@@ -150,6 +153,19 @@ def posix_functions_work():
         out, _ = run("posix", cwd=folder, status=None)
         assert b"not ok" not in out and out.count(b"\nok ") == int(out.split(b"\n")[0][3:]), out
         assert os.listdir(folder) == []
+
+
+@test
+def published_folders_are_converted():
+    folder = targets.converting.student("enpt")
+    wanted = subprocess.run([NATIVE, "-m", EN_PT, "Where is my book?"], capture_output=True, check=True).stdout
+    with tempfile.TemporaryDirectory(dir=BUILD) as cache:
+        more = environment(XDG_CACHE_HOME=windows(cache), TEMP=windows(cache))
+        for words in ["--no-cache"], [], []:
+            assert run("moe-translate", "-m", windows(folder), *words, "Where is my book?", env=more)[0] == wanted
+            assert len(os.listdir(cache)) == (not words), os.listdir(cache)
+        with open(EN_PT, "rb") as a, open(next(pathlib.Path(cache).rglob("*.bin")), "rb") as b:
+            assert a.read() == b.read()
 
 
 # ---- Arguments, paths, lines ----
@@ -172,7 +188,8 @@ def arguments_and_paths_are_utf8():
             assert file.read() == wanted
         _, err = run("moe-translate", "-m", f"{name}\\none.bin", "x", cwd=folder, status=3)
         assert f"{name}\\none.bin: No such file or directory" in err, err
-        _, err = run("moe-translate", "-m", f"{name}/{SMILE}.bin", "-t", "de", "-o", "none\\out", "x", cwd=folder, status=4)
+        _, err = run("moe-translate", "-m", f"{name}/{SMILE}.bin", "-t", "de", "-o", "none\\out", "x", cwd=folder,
+                     status=4)
         assert "missing folder" in err, err
 
 
@@ -209,6 +226,9 @@ def failed_output_is_reported():
     with open("/dev/full", "wb") as full:
         _, err = run("moe-translate", "-m", SHIPPED, "-t", "de", "Hello.", stdout=full, status=4)
     assert "standard output: No space left on device" in err, err
+    script = f"exec wine64 {BUILD}/moe-translate.exe -m {targets.SHIPPED} -t de Hello. >&-"
+    closed = subprocess.run(["sh", "-c", script], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert closed.returncode == 4 and "standard output" in closed.stderr, (closed.returncode, closed.stderr)
     with start("moe-translate", "-m", SHIPPED, "-q", "-t", "de", stdin=subprocess.PIPE) as process:
         process.stdout.close()
         process.stdin.write(sentences())
@@ -252,26 +272,55 @@ def ctrl_c_leaves_no_partial_model():
 
 # ---- Server and moe-get ----
 
-@test
-def server_answers_and_ends_with_ctrl_c():
+@contextlib.contextmanager
+def running_server(*words, **more):
+    """Start moe-server, yield its address, and press ^C."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
     url = f"http://127.0.0.1:{port}/"
-    with start("interrupt", "25", "1", windows(f"{BUILD}/moe-server.exe"), "-m", windows(SHIPPED), "--port",
-               str(port)) as process:
-        for _ in range(200):
+    with tempfile.TemporaryDirectory(dir=BUILD) as folder, \
+         start("interrupt", f"{folder}/end", "1", windows(f"{BUILD}/moe-server.exe"), "--port", str(port), *words,
+               **more) as process:
+        while process.poll() is None:
             try:
-                with urllib.request.urlopen(url, timeout=5) as page:
-                    assert b"<title>moe</title>" in page.read()
+                urllib.request.urlopen(url + "health", timeout=5).close()
                 break
             except OSError:
                 time.sleep(0.1)
+        try:
+            yield url
+        finally:
+            open(f"{folder}/end", "w", encoding="utf-8").close()
+            out, err = process.communicate(timeout=100)
+    assert out == b"status 0\n" and f"at {url}".encode() in err, (out, err)
+
+
+@test
+def server_answers_and_ends_with_ctrl_c():
+    with running_server("-m", windows(SHIPPED)) as url:
+        with urllib.request.urlopen(url, timeout=30) as page:
+            assert b"<title>moe</title>" in page.read()
         body = urllib.parse.urlencode({"q": "Where is my book?", "source": "en", "target": "fr"}).encode()
         with urllib.request.urlopen(url + "translate", body, timeout=30) as answer:
             assert "Où est mon livre ?" in answer.read().decode()
-        out, err = process.communicate(timeout=100)
-        assert out == b"status 0\n" and f"at {url}".encode() in err, (out, err)
+
+
+@test
+def server_starts_moe_get():
+    with Services() as services, tempfile.TemporaryDirectory(dir=BUILD) as folder:
+        more = environment(**services.environment("http"), XDG_DATA_HOME=windows(folder),
+                           XDG_CACHE_HOME=windows(folder))
+        with running_server("-m", windows(SHIPPED), "--allow-get", env=more) as url:
+            with urllib.request.urlopen(url + "models/fetch", b"model=en-pt", timeout=30) as answer:
+                assert answer.status == 202
+            state = {"state": "running"}
+            while state["state"] == "running":
+                time.sleep(0.2)
+                with urllib.request.urlopen(url + "models", timeout=30) as answer:
+                    state = json.load(answer)["job"]
+        assert (state["state"], state["model"]) == ("failed", "en-pt"), state  # its models are random bytes
+        assert "firefox/en-pt" in state["message"] and os.path.exists(f"{folder}/moe/firefox/en-pt/moe-get.json"), state
 
 
 @test

@@ -746,7 +746,10 @@ static void begin_console(DWORD stream) {
 
 void posix_begin(void) {
     signals.main = GetCurrentThreadId();
-    for (int fd = 0; fd < 3; fd++) _setmode(fd, _O_BINARY);
+    for (int fd = 0; fd < 3; fd++) {
+        if (_get_osfhandle(fd) == -2) _close(fd); /* there is no such stream */
+        else _setmode(fd, _O_BINARY);
+    }
     setvbuf(stdout, NULL, _IOFBF, 1 << 16);
     begin_console(STD_OUTPUT_HANDLE), begin_console(STD_ERROR_HANDLE);
     atexit(restore_console);
