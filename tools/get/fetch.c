@@ -133,7 +133,8 @@ static moe_status sink_reset(fetch *f) {
     s->most = most_bytes(s->file, s->packed);
     if (s->packed && inflateReset(&s->unpacker) != Z_OK) return sink_fail(f, text_out_of_memory(f->error));
     if (ftruncate(s->fd, 0) == 0 && lseek(s->fd, 0, SEEK_SET) == 0) return MOE_OK;
-    return sink_fail(f, text_fail(f->error, MOE_ERROR_IO, "write", "cannot write %.180s: %s", s->partial,
+    return sink_fail(f, text_fail(f->error, MOE_ERROR_IO, "write",
+                                  "cannot write %.160s: %s; XDG_DATA_HOME names another folder", s->partial,
                                   strerror(errno)));
 }
 
@@ -146,16 +147,18 @@ static moe_status sink_unpack(fetch *f, const void *data, size_t length) {
     s->unpacker.avail_in = (uInt)length;
     while (s->unpacker.avail_in || !s->unpacker.avail_out) {
         if (s->ended)
-            return text_fail(f->error, MOE_ERROR_FORMAT, "unpack", "%.100s has data after its end", s->file->name);
+            return text_fail(f->error, MOE_ERROR_FORMAT, "unpack",
+                             "%.100s has data after its end: deleted; try again later", s->file->name);
         s->unpacker.next_out = out, s->unpacker.avail_out = CHUNK;
         const int result = inflate(&s->unpacker, Z_NO_FLUSH);
         const size_t n = CHUNK - s->unpacker.avail_out;
         if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR)
-            return text_fail(f->error, MOE_ERROR_FORMAT, "unpack", "%.100s is not valid gzip data", s->file->name);
+            return text_fail(f->error, MOE_ERROR_FORMAT, "unpack",
+                             "%.100s is not valid gzip data: deleted; try again later", s->file->name);
         if (n > most - s->unpacked)
             return text_fail(f->error, MOE_ERROR_FORMAT, "unpack",
-                             "%.100s unpacks to more than the announced %llu bytes", s->file->name,
-                             (unsigned long long)most);
+                             "%.100s unpacks to more than the announced %llu bytes: deleted; try again later",
+                             s->file->name, (unsigned long long)most);
         sha256_add(&s->hash, out, n);
         s->unpacked += n;
         s->ended = result == Z_STREAM_END;
@@ -176,7 +179,8 @@ static moe_status sink_hash(fetch *f, const char *data, size_t length) {
         s->most = most_bytes(s->file, 0);
     }
     if (length > s->most - s->at)
-        return text_fail(f->error, MOE_ERROR_FORMAT, "size", "%.100s is larger than the announced %llu bytes",
+        return text_fail(f->error, MOE_ERROR_FORMAT, "size",
+                         "%.100s is larger than the announced %llu bytes; try again later",
                          s->text ? f->from->what : s->file->name, (unsigned long long)s->most);
     if (s->text) return MOE_OK;
     if (s->packed) return sink_unpack(f, data, length);
@@ -418,7 +422,8 @@ static outcome request(fetch *f, const char *url, char **next) {
     if (result != CURLE_OK) return judge_error(f, result, host);
     if (code >= 300 && code < 400 && target) {
         if (!source_allowed_url(target, source_allowed_url(url, 1)))
-            return fail(f, MOE_ERROR_IO, "%.60s redirects %.90s to an address without HTTPS: refused", host);
+            return fail(f, MOE_ERROR_IO,
+                        "%.60s redirects %.70s to an address without HTTPS: refused; try another mirror", host);
         return (*next = text_copy(target, strlen(target))) ? DONE : (text_out_of_memory(f->error), FAILED);
     }
     const outcome judged = judge(f, code, host);
@@ -533,7 +538,8 @@ moe_status fetch_text(fetch *f, const fetch_from *from, size_t most, text_bytes 
 /* ---- 6. Files ------------------------------------------------------------------------------------------ */
 
 static moe_status file_error(moe_error *error, const char *path) {
-    return text_fail(error, MOE_ERROR_IO, "write", "cannot write %.180s: %s", path, strerror(errno));
+    return text_fail(error, MOE_ERROR_IO, "write", "cannot write %.160s: %s; XDG_DATA_HOME names another folder", path,
+                     strerror(errno));
 }
 
 /* Hash the bytes that the file has. */

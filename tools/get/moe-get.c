@@ -548,7 +548,8 @@ static int get(getter *g, const char *word) {
     if (source_parse(word, names, &n, &e)) return program_usage_error("%s", e.message);
     const source_name *there = find_fetched(names, n, 1);
     if (there && !g->o->dry_run) {
-        if (!g->o->quiet) program_error("%s is here already", there->id);
+        if (!g->o->quiet)
+            program_error("%s is here already%s", there->id, g->o->small ? "; for --small, remove it first" : "");
         return report(g, there);
     }
     for (size_t i = 0; i < n; i++) {

@@ -255,10 +255,12 @@ static source_file *add_file(source_model *m, const char *name, char *url, moe_e
     moe_status status = url ? MOE_OK : text_out_of_memory(error);
     for (size_t i = 0; i < m->n && !status; i++)
         if (strcasecmp(m->files[i].name, name) == 0)
-            status = text_fail(error, MOE_ERROR_FORMAT, "files", "%.80s lists two files named %.80s", m->name.id, name);
+            status =
+                text_fail(error, MOE_ERROR_FORMAT, "files",
+                          "%.80s lists two files named %.80s: refused; report it to its publisher", m->name.id, name);
     if (!status && m->n == SOURCE_FILES)
-        status =
-            text_fail(error, MOE_ERROR_UNSUPPORTED, "files", "%.80s has more than %d files", m->name.id, SOURCE_FILES);
+        status = text_fail(error, MOE_ERROR_UNSUPPORTED, "files", "%.80s has more than %d files, which is the limit",
+                           m->name.id, SOURCE_FILES);
     if (!status) status = text_reserve(&m->files, &m->capacity, m->n + 1, sizeof *m->files, error);
     if (status) return free(url), NULL;
     source_file *f = &m->files[m->n++];
@@ -420,7 +422,8 @@ static moe_status add_entry_file(source_model *m, const cJSON *entry, const char
     f->unpacked = size_of(file, "uncompressedSize");
     if (!f->packed) f->bytes = f->unpacked;
     if (hash && !take_hash(hash, SHA256_TEXT - 1, f->sha256))
-        return text_fail(error, MOE_ERROR_FORMAT, "index", "the index has an invalid hash for %.100s", f->name);
+        return text_fail(error, MOE_ERROR_FORMAT, "index",
+                         "the index has an invalid hash for %.100s: refused; check MOE_FIREFOX_INDEX", f->name);
     return MOE_OK;
 }
 
@@ -541,27 +544,33 @@ static moe_status check_shards(const source_model *m, size_t layout, moe_error *
         const size_t said = strtoul(of + 4, NULL, 10);
         n++;
         if (all && said != all)
-            return text_fail(error, MOE_ERROR_FORMAT, "files", "%.80s has shards of two models", m->name.id);
+            return text_fail(error, MOE_ERROR_FORMAT, "files",
+                             "%.80s has files of two models; try another revision: %.80s@REVISION", m->name.id,
+                             m->name.repository);
         all = said;
     }
     if (n == all) return MOE_OK;
-    return text_fail(error, MOE_ERROR_FORMAT, "files", "%.80s has only %zu of %zu files of weights: it is incomplete",
-                     m->name.id, n, all);
+    return text_fail(error, MOE_ERROR_FORMAT, "files",
+                     "%.80s has only %zu of %zu files of weights; try another revision: %.80s@REVISION", m->name.id, n,
+                     all, m->name.repository);
 }
 
 static moe_status add_sibling(source_model *m, const cJSON *sibling, const char *name, moe_error *error) {
     const cJSON *lfs = member(sibling, "lfs");
     if (!source_safe_name(name))
-        return text_fail(error, MOE_ERROR_FORMAT, "files", "%.80s has a file with the unsafe name '%.80s': refused",
+        return text_fail(error, MOE_ERROR_FORMAT, "files",
+                         "%.80s has a file with the unsafe name '%.80s': refused; report it to its publisher",
                          m->name.id, name);
     source_file *f = add_file(m, name, hub_url(hub_file, m->name.repository, m->version, name), error);
     if (!f) return error->code;
     f->packed = 0; /* fetched as it is */
     f->bytes = size_of(cJSON_IsObject(lfs) ? lfs : sibling, "size");
     if (f->bytes == SOURCE_UNKNOWN && !is_small_file(name))
-        return text_fail(error, MOE_ERROR_FORMAT, "files", "%.80s states no size for %.80s", m->name.id, name);
+        return text_fail(error, MOE_ERROR_FORMAT, "files", "%.80s states no size for %.80s: refused; check HF_ENDPOINT",
+                         m->name.id, name);
     if (cJSON_IsObject(lfs) && !take_hash(string(lfs, "sha256"), SHA256_TEXT - 1, f->sha256))
-        return text_fail(error, MOE_ERROR_FORMAT, "files", "%.80s states no valid SHA-256 for %.80s", m->name.id, name);
+        return text_fail(error, MOE_ERROR_FORMAT, "files",
+                         "%.80s states no valid SHA-256 for %.80s: refused; check HF_ENDPOINT", m->name.id, name);
     return MOE_OK;
 }
 
@@ -610,7 +619,8 @@ static moe_status no_weights(const cJSON *siblings, const source_name *name, moe
                              file);
     }
     return text_fail(error, MOE_ERROR_UNSUPPORTED, "files",
-                     "%.80s has no weights in a known layout (config.json with *.safetensors or pytorch_model.bin)",
+                     "%.80s has no weights in a known layout (config.json with *.safetensors or pytorch_model.bin); "
+                     "OWNER/NAME/FILE fetches one file",
                      name->id);
 }
 
