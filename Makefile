@@ -6,9 +6,6 @@
 # make install         install programs, libraries, a model and completions in PREFIX=/usr/local; LIBDIR=, DESTDIR=;
 #                      UNITDIR=/etc/systemd/system: also a systemd unit of moe-server
 # make uninstall       remove what make install installed
-# make wheel           build a wheel of the Python package with all libraries in build/wheel (Linux)
-# make sdist           build a source distribution of the Python package in build/sdist
-# make dist            build programs for machines without a compiler, with the model inside, in build/dist (Debian)
 # make clean           remove what make built
 # make CUDA=1          programs that can use a GPU (requires nvcc; variables: tools/cuda.mk)
 # make MPI=1           programs that can share a model's experts: mpirun -n 4 ./moe-translate ... (requires OpenMPI)
@@ -68,7 +65,7 @@ PYTHON_PROGRAMS = $(BIN)/moe-documents $(BIN)/moe-evaluate
 
 # ---- Build ---------------------------------------------------------------------------------------------------
 
-.PHONY: all deps help demo wheel sdist install uninstall clean FORCE
+.PHONY: all deps help demo install uninstall clean FORCE
 .DEFAULT_GOAL := all
 
 all: $(PROGRAMS) $(PYTHON_PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES)
@@ -172,7 +169,7 @@ $(BUILD)/exports: | $(BUILD)/.deps-build
 $(SHARED_LIBRARIES): $(BUILD)/exports
 
 $(BIN)/$(call shared_name,libmoe): $(MOE_OBJECTS) $(BUILD)/.objects
-	$(filter-out -pie,$(LINK)) $(call SHARED,libmoe) -lm $(CUDA_LIBS) -o $@
+	$(filter-out -pie,$(LINK)) $(call SHARED,libmoe) $(SYSTEM_LIBS) -lm $(CUDA_LIBS) -o $@
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoe,$(SONUMBER))
 
 $(BIN)/$(call shared_name,libmoetext): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.objects
@@ -209,9 +206,9 @@ $(PYTHON_PROGRAMS): tools/python/start Makefile
 
 # ---- Use -----------------------------------------------------------------------------------------------------
 
-# Print the first comments of this file and tests/rules.mk.
+# Print the first comments of this file and the files that it includes.
 help:
-	@for file in Makefile $(wildcard tests/rules.mk); do sed -n -e '/^#/!q' -e 's/^# \{0,1\}//p' $$file; echo; done
+	@for file in Makefile $(wildcard tools/dist/dist.mk tools/python/package.mk tests/rules.mk); do sed -n -e '/^#/!q' -e 's/^# \{0,1\}//p' $$file; echo; done
 
 demo: all
 	@BIN='$(BIN)' MODEL='$(MODEL)' tools/demo

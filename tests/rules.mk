@@ -331,9 +331,10 @@ run_targets = MOE_TEST_TIMEOUT=1800 $(RUN_SUITES) $(foreach target,$(1),"tests/p
 test-hashes: $(BUILD)/translate_ids $(BUILD)/seeds $(BIN)/moe-translate build/cross/en-pt.bin
 	@$(call run_targets,i386 x86_64-musl fuzz-i386 here)
 
-# Programs of `make dist` against those of this machine.
-test-dist: all dist
-	@MOE_TEST_TIMEOUT=3600 $(RUN_SUITES) $(foreach target,$(DIST_TARGETS),"tests/python tests/dist/programs.py $(target)")
+# Programs of `make dist` against those of this machine; wheels and the Debian package in new roots.
+test-dist: all dist build/cross/en-pt.bin | $(BUILD)/.deps-targets $(BUILD)/.deps-fresh
+	@MOE_TEST_TIMEOUT=3600 $(RUN_SUITES) $(foreach target,$(DIST_TARGETS),"tests/python tests/dist/programs.py $(target)") \
+	    "tests/python tests/dist/wheels.py" "tests/python tests/dist/deb.py"
 
 test-targets: $(BUILD)/translate_ids $(BIN)/moe-translate $(BIN)/moe-quantize build/cross/en-pt.bin | $(BUILD)/.deps-targets
 	@$(call run_targets,riscv64 armhf aarch64-musl windows windows-avx2 wasi wasi-simd128 kernels-wasi) \

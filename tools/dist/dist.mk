@@ -1,12 +1,13 @@
-# make dist             programs for machines without a compiler, with the model inside, in build/dist (Debian)
-# make dist-TARGET      one of them: linux-x86_64, linux-aarch64
+# make dist            programs for machines without a compiler, with the model inside, and packages, in build/dist;
+#                      make dist-linux-x86_64, make dist-linux-aarch64: one program (Debian)
+
 # Included by the Makefile. tools/dist/README.md describes the targets.
 
 DIST_TARGETS = linux-x86_64 linux-aarch64
 DIST_MODEL = models/en-de-fr-es.bin
 .PHONY: dist $(addprefix dist-,$(DIST_TARGETS))
 
-dist: $(addprefix dist-,$(DIST_TARGETS))
+dist: $(addprefix dist-,$(DIST_TARGETS)) wheels sdist deb
 
 # A make with the target's compilers builds $(BIN)/moe; tools/dist/pack writes the archive. It is not recursive, because
 # make -n would run it.

@@ -1,6 +1,7 @@
 """`pip install tools/python`: build libmoetext and moe-translate with the repository's Makefile and copy both, and the
 data for language detection, into the package. `make wheel` then adds the libraries that these files need. `make sdist`
-copies the repository's files that the build needs into a source distribution, below `source`."""
+copies the repository's files that the build needs into a source distribution, below `source`. tools/dist/wheel builds
+the files for another system itself: MOE_MADE is the folder that contains them, MOE_PLATFORM the wheel's platform."""
 
 import gzip
 import os
@@ -24,6 +25,7 @@ SOURCES = ("LICENSE", "Makefile", "moe.h", "moe.c", "moe-cuda.cu", "tools/*.mk",
            "tools/convert/*.inc", "tools/convert/*.json", "tools/get/*.[ch]")
 NAME = "libmoetext.dylib" if sys.platform == "darwin" else "libmoetext.so"
 BUILT = (NAME, "moe-translate")
+MADE = os.environ.get("MOE_MADE")
 DATA = {  # folder to put next to the library (see tools/text/places.h): installed folders to copy it from
     "libexttextcat": [f"{prefix}/share/libexttextcat" for prefix in ("/usr", "/usr/local", "/opt/homebrew")],
 }
@@ -51,6 +53,10 @@ class Build(build_py):
     def run(self):
         super().run()
         package = pathlib.Path(self.build_lib) / "moe_translate"
+        if MADE:
+            for path in pathlib.Path(MADE).iterdir():
+                (shutil.copytree if path.is_dir() else shutil.copy)(path, package / path.name)
+            return
         subprocess.run(["make", "-C", str(ROOT), *BUILT], check=True)
         for name in BUILT:
             shutil.copy((ROOT / name).resolve(), package / name)
@@ -93,7 +99,8 @@ def without_owner(member):
 
 class Wheel(bdist_wheel):
     def get_tag(self):
-        return "py3", "none", super().get_tag()[2]  # the wheel works with any Python 3, but only on this platform
+        # The wheel works with any Python 3, but only on this platform.
+        return "py3", "none", os.environ.get("MOE_PLATFORM") or super().get_tag()[2]
 
 
 class Binary(Distribution):

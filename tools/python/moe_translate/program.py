@@ -12,6 +12,7 @@ import textwrap
 
 from .documents import FORMATS, DocumentError, charset, format_of, is_doubt, translate_document
 from .segments import TAG, untranslated
+from .text import paired
 
 NAME = "moe-documents"
 WORD = re.compile(r"[^\W\d_]{2,}")
@@ -202,7 +203,7 @@ class Watched:
     def __call__(self, texts):
         found = []
         self.total += len(texts)
-        for text, result in zip(texts, self.translator.results(texts)):
+        for text, result in paired(texts, self.translator.results(texts)):
             broken = untranslated(text, result.note)  # translated in pieces
             same = result.text == text and "left untranslated" in result.note
             found.append("" if result.error or broken or same else result.text)

@@ -12,7 +12,7 @@ import re
 import sys
 from dataclasses import dataclass, field
 
-from .text import Text
+from .text import Text, paired
 
 TAG = re.compile(r"<(?:/?x\d+|x\d+/)>|\{\d+\}")  # a mark, as translators see it
 SPACE = re.compile(r"(\{[{%#][^{}\n]*[}%#]\})|[ \t\r\n\f]+")  # spaces in template braces are significant
@@ -116,7 +116,7 @@ class Segment:
 
     def accept_pieces(self, translations):
         out = []
-        for item, translation in zip(self.items, translations):
+        for item, translation in paired(self.items, translations):
             if not translation:
                 out.append(item)
             else:
@@ -345,7 +345,7 @@ def sensible(translate):
         once = list(dict.fromkeys(texts))
         answers = [answer.strip() for answer in translate(once)]
         answers = [answer if WORD.search(TAG.sub("", answer)) else "" for answer in answers]
-        found = dict(zip(once, answers, strict=True))
+        found = dict(paired(once, answers))
         return [found[text] for text in texts]
 
     return checked
@@ -366,7 +366,7 @@ def translate_segments(segments, translate, kept=None, context=0):
     segments, translate = [segment for segment in segments if segment.source()], sensible(translate)
     sources = with_context([segment.source() for segment in segments], context)
     texts = translate(sources) if segments else []
-    done = {id(segment): segment.accept(text) if text else None for segment, text in zip(segments, texts, strict=True)}
+    done = {id(segment): segment.accept(text) if text else None for segment, text in paired(segments, texts)}
     broken = [segment for segment in segments if done[id(segment)] is None]
     pieces = [piece for segment in broken for piece in segment.pieces() if piece]
     translated = iter(translate(pieces) if pieces else [])

@@ -1,4 +1,8 @@
-"""A text with its context."""
+"""A text with its context, and pairs of texts."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 
 class Text(str):
@@ -16,3 +20,12 @@ class Text(str):
 
     def __getnewargs__(self) -> tuple[str, str]:
         return str(self), self.before
+
+
+def paired(left: Iterable[Any], right: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """zip(strict=True), which Python 3.9 does not have."""
+    end = object()
+    for pair in itertools.zip_longest(left, right, fillvalue=end):
+        if pair[0] is end or pair[1] is end:
+            raise ValueError("different numbers of texts")
+        yield pair

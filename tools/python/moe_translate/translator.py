@@ -18,6 +18,7 @@ from . import library as c
 from .engine import (Call, Engine, Glossary, Job, MoeError, Term, checked, checked_call, checked_terms, language, lib,
                      no_text, register_for_fork, without_nul)
 from .local import chosen
+from .text import paired
 from .typed import CallOptions, Options, Unpack
 
 if TYPE_CHECKING:
@@ -337,7 +338,7 @@ class _List(Call):
     """A list of texts, None for missing ones; `given`: a prefix or translation of each, or None."""
 
     def __init__(self, texts, given=None, convert=None, **more):
-        pairs = zip(texts, given if given is not None else [None] * len(texts))
+        pairs = paired(texts, given if given is not None else [None] * len(texts))
         jobs = (Job(self, number, *pair) for number, pair in enumerate(pairs) if pair[0] is not None)
         super().__init__(jobs, convert or _best, None, **more)
         self.rows, self.count = len(texts), sum(text is not None for text in texts)
@@ -598,9 +599,9 @@ class Translator:
 
         def translate(texts):
             found = self._wait(self._texts(texts, errors, None, named))
-            failed.update((text, answer) for text, answer in zip(texts, found, strict=True) if answer[1])
+            failed.update((text, answer) for text, answer in paired(texts, found) if answer[1])
             found = [(b"", *why) if untranslated(text, why[1].decode("utf-8", "replace")) else (data, *why)
-                     for text, (data, *why) in zip(texts, found, strict=True)]
+                     for text, (data, *why) in paired(texts, found)]
             return _strings(found, "empty", False)
 
         def kept(segment, number):
@@ -657,7 +658,7 @@ class Translator:
         texts = [_token_line(one, form, row) for row, one in enumerate(lists)]
         call = _List(texts, convert=self._result, **self._for(target, source, options=options, form=form))
         found = _all_ok(self._wait(call, progress))
-        for row, (one, result) in enumerate(zip(lists, found, strict=True) if form == "pieces" else ()):
+        for row, (one, result) in enumerate(paired(lists, found) if form == "pieces" else ()):
             for token, read in zip(one, result.source_tokens):
                 if token != read:
                     raise TextError(f"row {row}: token {token!r} is not in the vocabulary", "argument", row)
@@ -1008,7 +1009,7 @@ def _pairs(texts, prefix):
     for many in (texts,) if prefix is None else (texts, prefix):
         if isinstance(many, (str, bytes, bytearray, memoryview)) or not isinstance(many, Iterable):
             raise TypeError(f"results() expects an iterable of texts, not {type(many).__name__}")
-    return ((text,) for text in texts) if prefix is None else zip(texts, prefix, strict=True)
+    return ((text,) for text in texts) if prefix is None else paired(texts, prefix)
 
 
 async def _read_async(stream, texts, room):

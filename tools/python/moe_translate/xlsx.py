@@ -12,6 +12,7 @@ from . import ooxml
 from .conversions import prose
 from .pptx import DRAWINGS
 from .segments import Mark, Segment
+from .text import paired
 from .xmltree import Tree, attribute_parts, escape, quoted
 
 FORMULA = re.compile(
@@ -95,7 +96,7 @@ def rename_columns(flow, member, changed):
         return
     names = {table: [name for _, name in COLUMN.findall(text)] for table, text in tables.items()}
     old, new = archive.tree(member), Tree(changed[member], numbered=False)
-    pairs = list(zip(strings_in(old), strings_in(new)))
+    pairs = list(paired(strings_in(old), strings_in(new)))
     headings, done, kept = {heading(name) for columns in names.values() for name in columns}, {}, set()
     headings |= {heading(label) for text in tables.values() for _, label in LABEL.findall(text)}
     for source, translation in pairs:
