@@ -333,7 +333,8 @@ test-hashes: $(BUILD)/translate_ids $(BUILD)/seeds $(BIN)/moe-translate build/cr
 
 # Programs of `make dist` against those of this machine; wheels and the Debian package in new roots.
 test-dist: all dist build/cross/en-pt.bin | $(BUILD)/.deps-targets $(BUILD)/.deps-fresh
-	@MOE_TEST_TIMEOUT=3600 $(RUN_SUITES) $(foreach target,$(DIST_TARGETS),"tests/python tests/dist/programs.py $(target)") \
+	@MOE_TEST_TIMEOUT=3600 $(RUN_SUITES) "tests/python tests/cross/test_windows.py one_program" \
+	    $(foreach target,$(filter-out windows%,$(DIST_TARGETS)),"tests/python tests/dist/programs.py $(target)") \
 	    "tests/python tests/dist/wheels.py" "tests/python tests/dist/deb.py"
 
 test-targets: $(BUILD)/translate_ids $(BIN)/moe-translate $(BIN)/moe-quantize build/cross/en-pt.bin | $(BUILD)/.deps-targets

@@ -109,7 +109,10 @@ def first_sentence_in_an_empty_prefix_takes_ten_seconds():
     out, _ = run("moe-translate", "-m", SHIPPED, "-t", "fr", "Where is my book?")
     seconds, load = time.monotonic() - begin, max(1, os.getloadavg()[0] / os.cpu_count())
     assert out.decode() == "Où est mon livre ?\n"
-    subprocess.run(["wineserver64", "-p"], env=environment(), check=True)  # the next programs start at once
+    # The next programs start at once: wine's services remain. They inherit the streams of the first program.
+    subprocess.run(["wineserver64", "-p"], env=environment(), check=True)
+    with start("moe-info", "--version", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        assert process.wait() == 0
     assert seconds < 10 * load, (seconds, load)
 
 
@@ -273,15 +276,14 @@ def ctrl_c_leaves_no_partial_model():
 # ---- Server and moe-get ----
 
 @contextlib.contextmanager
-def running_server(*words, **more):
+def running_server(*options, command=(windows(f"{BUILD}/moe-server.exe"),), **more):
     """Start moe-server, yield its address, and press ^C."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
     url = f"http://127.0.0.1:{port}/"
     with tempfile.TemporaryDirectory(dir=BUILD) as folder, \
-         start("interrupt", f"{folder}/end", "1", windows(f"{BUILD}/moe-server.exe"), "--port", str(port), *words,
-               **more) as process:
+         start("interrupt", f"{folder}/end", "1", *command, "--port", str(port), *options, **more) as process:
         while process.poll() is None:
             try:
                 urllib.request.urlopen(url + "health", timeout=5).close()
@@ -348,6 +350,35 @@ def moe_get_fetches_over_http_and_https():
         assert "certificate" in err.lower(), err  # of an unknown authority
         out, _ = run("moe-get", "--no-convert", "en-pt", env=environment(**services.environment("http")))
         assert out.decode().strip().endswith("AppData/Local/moe/models/firefox/en-pt"), out
+
+
+@test
+def one_program_contains_all():
+    subprocess.run(["make", "-s", "dist-" + TARGET], cwd=ROOT, check=True, capture_output=True)
+    os.makedirs(BUILD, exist_ok=True)
+    compiled("interrupt", "tests/cross/interrupt.c")
+    french = "Où est mon livre ?\n"
+    with tempfile.TemporaryDirectory(dir=BUILD) as folder:
+        for name in "moe.exe", "moe-translate.exe":
+            shutil.copy(os.path.join(ROOT, "build/dist", TARGET, "programs/moe.exe"), os.path.join(folder, name))
+        more = {"cwd": folder, "env": environment(XDG_DATA_HOME=windows(folder), XDG_CACHE_HOME=windows(folder))}
+        program = os.path.join(folder, "moe")
+        for words in ["Where is my book?", "-t", "fr"], ["translate", "-t", "fr", "--", "Where is my book?"]:
+            assert run(program, *words, **more)[0].decode() == french
+        assert run(program + "-translate", "-t", "fr", "Where is my book?", **more)[0].decode() == french
+        assert run(program, "-t", "de", text=sentences(), **more)[0] == native("-t", "de", text=sentences())
+        assert b"translate" in run(program, "--help", **more)[0]
+        assert run(program, "get", "--list", **more)[0] == b""
+        for words, status, said in ((["trnslate"], 2, "did you mean 'translate'"),
+                                    (["documents", "x"], 3, "pip install"),
+                                    (["serve", "--listen", "unix:x"], 2, "--listen is not supported on Windows")):
+            _, err = run(program, *words, status=status, **more)
+            assert said in err, (words, err)
+        left = sorted(os.listdir(folder))
+        assert left == ["moe-translate.exe", "moe.exe"], left
+        with running_server(command=[windows(program + ".exe"), "serve"], **more) as url:
+            with urllib.request.urlopen(url, timeout=30) as page:
+                assert b"<title>moe</title>" in page.read()
 
 
 if __name__ == "__main__":
