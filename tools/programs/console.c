@@ -142,6 +142,10 @@ int program_file_error(const char *file, const moe_error *error) {
     return error->code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
 }
 
+int program_model_error(const char *file, const moe_error *error) {
+    return program_file_error(file, error), EXIT_MODEL;
+}
+
 int program_printed(void) {
     if (!ferror(stdout)) errno = 0; /* after a failed write, keep its errno */
     if (!fflush(stdout) && !ferror(stdout)) return EXIT_DONE;

@@ -17,7 +17,13 @@
 #define PROGRAM_PRINTF(string, first)
 #endif
 
-enum { EXIT_DONE = 0, EXIT_SOME_LINES = 1, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
+enum {
+    EXIT_DONE = 0,
+    EXIT_SOME_LINES = 1,
+    EXIT_USAGE = 2,
+    EXIT_MODEL = 3,       /* a model cannot be opened: missing, damaged, not supported; or memory ran out */
+    EXIT_INPUT_OUTPUT = 4 /* another file, or a model file that changed after it was opened */
+};
 
 /* Prepare the standard streams; call this first in main. Replace each closed stream with /dev/null, opened so that
  * reading input and writing output fail. Otherwise the next file opened would get its descriptor and the output. */
@@ -34,6 +40,8 @@ void program_log(void *user, const char *message); /* print a message from the e
 int program_failed(const moe_error *error);
 /* Report a file that cannot be used. Return EXIT_INPUT_OUTPUT for an I/O error, else EXIT_MODEL. */
 int program_file_error(const char *file, const moe_error *error);
+/* Report a model that cannot be opened; NULL if the message names it. Return EXIT_MODEL. */
+int program_model_error(const char *file, const moe_error *error);
 /* Flush standard output. Return EXIT_DONE, or EXIT_INPUT_OUTPUT after an error message. */
 int program_printed(void);
 /* Set *model to the default model if it is NULL. Return -1, or EXIT_USAGE after an error message. */

@@ -69,7 +69,7 @@ int program_translator(const program_common *o, text_settings *s, const moetext_
     moe_error e;
     sigset_t before;
     if (o->dry_run || s->max_memory) {
-        if (text_model_wait(model, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
+        if (text_model_wait(model, &e)) return program_file_error(o->model, &e);
         s->resident = program_memory(o, dry.model);
     }
     program_hold_signals(&before);
@@ -78,7 +78,7 @@ int program_translator(const program_common *o, text_settings *s, const moetext_
     if (dry.status >= 0) return dry.status;
     if (begun) return refuse_session(&e);
     int status = -1;
-    if (text_model_wait(model, &e)) status = (program_file_error(o->model, &e), EXIT_MODEL);
+    if (text_model_wait(model, &e)) status = program_file_error(o->model, &e);
     else if (text_leg_end(t, &e)) status = refuse_text(s, &e);
     if (status >= 0) return moetext_free(t), status;
     program_warn_of_gating(o, unit);

@@ -158,7 +158,7 @@ int main(int argc, char **argv) {
     text_front front;
     moe_error e = { .code = MOE_OK };
     if (text_open(o.common.model, TEXT_IDS_ONLY | (o.common.no_cache ? TEXT_NO_CACHE : 0), &params, &front, &e))
-        return program_file_error(o.common.model, &e), EXIT_MODEL;
+        return program_model_error(o.common.model, &e);
     if (moe_model_kind(front.model) == MOE_MODEL_CLASSIFIER) {
         text_close(&front);
         return program_error("%s is a classifier; calibration requires a text model", o.common.model), EXIT_USAGE;

@@ -23,7 +23,7 @@
 #include <string.h>
 
 typedef struct options {
-    int tensors, attribution, check, json;
+    int tensors, attribution, check, json, no_cache;
 } options;
 
 static const option_row own_rows[] = {
@@ -34,6 +34,7 @@ static const option_row own_rows[] = {
       OPTION_FLAG(json) },
     { "check", NULL, "read the whole file and verify checksums and expert scales", .group = "Output",
       OPTION_FLAG(check) },
+    OPTION_NO_CACHE(OPTION_FLAG(no_cache)),
     { 0 },
 };
 
@@ -626,7 +627,8 @@ int main(int argc, char **argv) {
     text_front front;
     text_bytes out = { 0 };
     moe_error e;
-    if (text_open(path, TEXT_IDS_ONLY, &params, &front, &e)) return program_file_error(path, &e), EXIT_MODEL;
+    if (text_open(path, TEXT_IDS_ONLY | (o.no_cache ? TEXT_NO_CACHE : 0), &params, &front, &e))
+        return program_model_error(path, &e);
     if (o.attribution) put_attribution(front.model, &out);
     else if (o.json) put_json(&front, path, o.check, &out);
     else put_pages(&front, path, o.tensors, o.check, &out);

@@ -820,7 +820,7 @@ int main(int argc, char **argv) {
     text_front front;
     moe_error e = { .code = MOE_OK };
     if (text_open(o.common.model, TEXT_IDS_ONLY | (o.common.no_cache ? TEXT_NO_CACHE : 0), &params, &front, &e))
-        return program_file_error(o.common.model, &e), EXIT_MODEL;
+        return program_model_error(o.common.model, &e);
     plan p = { .options = &o, .model = front.model, .front = &front, .text = { .common = &o.common } };
     const char *file = o.common.model;
     moe_status got = find_mixtures(&p, &e);

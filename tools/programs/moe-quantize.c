@@ -9,7 +9,7 @@
 
 typedef struct options {
     const char *experts, *sample;
-    int ids;
+    int ids, no_cache;
 } options;
 
 static const option_row own_rows[] = {
@@ -21,6 +21,7 @@ static const option_row own_rows[] = {
       .more =
           ". Lines contain source language TAB target language TAB source TAB target, or text for a language model" },
     { "ids", NULL, "lines of the --measure file contain token ids", .group = "Quantisation", OPTION_FLAG(ids) },
+    OPTION_NO_CACHE(OPTION_FLAG(no_cache)),
     { 0 },
 };
 
@@ -70,9 +71,8 @@ int main(int argc, char **argv) {
     /* Verify the checksums first: saving computes new checksums even for damaged weights. */
     text_front front;
     moe_error e;
-    if (text_open(in, o.sample && !o.ids ? TEXT_REQUIRED : TEXT_IDS_ONLY, &(moe_model_params){ .verify = 1 }, &front,
-                  &e))
-        return program_file_error(in, &e), EXIT_MODEL;
+    const int level = (o.sample && !o.ids ? TEXT_REQUIRED : TEXT_IDS_ONLY) | (o.no_cache ? TEXT_NO_CACHE : 0);
+    if (text_open(in, level, &(moe_model_params){ .verify = 1 }, &front, &e)) return program_model_error(in, &e);
     if (o.sample && moe_model_kind(front.model) == MOE_MODEL_CLASSIFIER) {
         text_close(&front);
         return program_usage_error("--measure requires a text model; %s is a classifier", in);

@@ -153,8 +153,7 @@ int main(int argc, char **argv) {
     text_settings settings = program_settings(&o);
     settings.kind = 1;
     settings.scores = 1;
-    if (text_model_begin(o.model, &settings, program_level(&o), &model, &e))
-        return program_file_error(o.model, &e), EXIT_MODEL;
+    if (text_model_begin(o.model, &settings, program_level(&o), &model, &e)) return program_model_error(o.model, &e);
     status = program_check_kind(o.model, moetext_model_engine(model), MOE_MODEL_LANGUAGE);
     program_handle_signals();
     a.lines.options = &o, a.lines.stats = app_totals;

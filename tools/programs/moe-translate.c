@@ -351,8 +351,7 @@ static int run_lines(const options *o, moetext *translator, routing_file *routin
 /* Open a model file and start loading the tokeniser. Return -1, or the exit status after an error message. */
 static int open_model(const options *o, const text_settings *settings, text_level level, moetext_model **model) {
     moe_error e;
-    if (text_model_begin(o->common.model, settings, level, model, &e))
-        return program_file_error(o->common.model, &e), EXIT_MODEL;
+    if (text_model_begin(o->common.model, settings, level, model, &e)) return program_model_error(o->common.model, &e);
     return program_check_kind(o->common.model, moetext_model_engine(*model), MOE_MODEL_TRANSLATION);
 }
 
@@ -588,7 +587,7 @@ static int self_test_several(const options *o) {
     text_set *set = NULL;
     moe_error e;
     int worst = -1;
-    if (text_set_open(o->models, o->n_models, &settings, &set, &e)) worst = (program_file_error(NULL, &e), EXIT_MODEL);
+    if (text_set_open(o->models, o->n_models, &settings, &set, &e)) worst = program_model_error(NULL, &e);
     worst = ranks_status(worst); /* all processes must know of a failure before they test a model together */
     for (size_t i = 0; worst <= EXIT_SOME_LINES && i < text_set_count(set); i++) {
         const int status = self_test_one(o, text_set_path(set, i));
@@ -638,7 +637,7 @@ static int run_several(const options *o) {
     int status = -1;
     if (o->choice ? text_choice_open(o->choice, 0, &settings, &models, &e)
                   : text_models_open(o->models, o->n_models, &settings, &models, &e))
-        status = (program_file_error(NULL, &e), EXIT_MODEL);
+        status = program_model_error(NULL, &e);
     else if (text_translator_new(models, &settings, &translator, &e))
         status = e.code == MOE_ERROR_ARGUMENT ? (program_error("%s", e.message), EXIT_USAGE) : program_failed(&e);
     if (status < 0) status = keep_models(o, text_set_of(translator));

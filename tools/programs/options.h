@@ -52,6 +52,15 @@ typedef struct option_file {
 #define OPTION_FLAG(field) OPTION_MEMBER(ROW_FLAG, field), .low = 1
 #define OPTION_INT(field, least, most_) OPTION_MEMBER(ROW_INT, field), .low = (least), .high = (most_)
 
+/* Initialise the row of an option that all programs with models have. */
+#define OPTION_NO_CACHE(...)                                                                                         \
+    { "no-cache",                                                                                                    \
+      NULL,                                                                                                          \
+      "do not keep the conversion of a published model",                                                             \
+      .group = GROUP_MODEL,                                                                                          \
+      __VA_ARGS__,                                                                                                   \
+      .more = ". Firefox's folders, folders in Hugging Face's layout and GGUF files are converted when first used" }
+
 /* Set the fields of `options` from the command line, and optind to the index of the first argument that is not an
  * option. Return -1, or an exit status after --help, --version or an error message. */
 int option_parse(const option_program *program, int argc, char **argv, void *options);

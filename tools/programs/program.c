@@ -106,8 +106,7 @@ const option_row program_rows[] = {
       .group = GROUP_MODEL, ROW(ROW_WORD, model) },
     { "no-verify", NULL, "do not check the model for damage", .group = GROUP_MODEL, FLAG(no_verify),
       .more = ". Models of up to 64 MiB are checked unless this option is given; moe-info --check checks larger ones" },
-    { "no-cache", NULL, "do not keep the conversion of a published model", .group = GROUP_MODEL, FLAG(no_cache),
-      .more = ". Firefox's folders, folders in Hugging Face's layout and GGUF files are converted when first used" },
+    OPTION_NO_CACHE(FLAG(no_cache)),
     { "input", "FILE", "read FILE instead of standard input (-)", .letter = 'i', .group = GROUP_FILES,
       ROW(ROW_PATH, input) },
     { "output", "FILE", "write to FILE instead of standard output (-)", .letter = 'o', .group = GROUP_FILES,
@@ -178,13 +177,13 @@ int program_open(const program_common *o, moe_kind kind, text_level level, text_
     moe_error e;
     if (o->settings.max_memory) params.allocator = text_memory_allocator();
     if (text_open(o->model, TEXT_IDS_ONLY | (o->no_cache ? TEXT_NO_CACHE : 0), &params, front, &e))
-        return program_file_error(o->model, &e), EXIT_MODEL;
+        return program_model_error(o->model, &e);
     int status = program_check_kind(o->model, front->model, kind);
     /* Verify the model here, while a thread loads the tokeniser, instead of when it is opened. */
     if (status < 0 && (text_begin_tokeniser(front, level, &e) ||
                        (!o->no_verify && moe_model_file_bytes(front->model) <= MOE_VERIFY_BYTES &&
                         moe_model_verify(front->model, &e))))
-        status = (program_file_error(o->model, &e), EXIT_MODEL);
+        status = program_file_error(o->model, &e);
     if (status >= 0) text_close(front);
     return status;
 }
@@ -298,7 +297,7 @@ int program_report_memory(const program_common *o, const moe_model *model, size_
 static int check_memory(const program_common *o, text_front *front, const moe_session_params *params) {
     moe_error e;
     if (!o->dry_run && !o->settings.max_memory) return -1;
-    if (text_wait_tokeniser(front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
+    if (text_wait_tokeniser(front, &e)) return program_file_error(o->model, &e);
     text_memory memory = { .limit = o->settings.max_memory,
                            .beside = program_memory(o, front->model),
                            .as_arguments = 1 };
@@ -324,7 +323,7 @@ int program_session(const program_common *o, text_front *front, const moe_sessio
     if (checked >= 0) return checked;
     const moe_status made = new_session(front->model, params, session, &e);
     if (made) return program_error("%s", e.message), program_session_status(made);
-    if (text_wait_tokeniser(front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
+    if (text_wait_tokeniser(front, &e)) return program_file_error(o->model, &e);
     program_warn_of_gating(o, unit);
     return -1;
 }

@@ -62,6 +62,11 @@ static int add_setting(void *user, const option_row *row, const char *value) {
     return text_settings_parse(&checked, o->settings.data, &e) ? program_usage_error("%s", e.message) : -1;
 }
 
+static int drop_conversions(void *user, const option_row *row, const char *value) {
+    (void)row, (void)value;
+    return add_setting(user, &(option_row){ .name = "cache" }, "0");
+}
+
 static int add_proxy(void *user, const option_row *row, const char *text) {
     options *o = user;
     network *more = realloc(o->proxies, (o->n_proxies + 1) * sizeof *more);
@@ -140,6 +145,7 @@ static const option_row own_rows[] = {
       .take = add_setting },
     { "threads", "N", "number of translation threads (default: one per available processor)", .group = GROUP_MODEL,
       .kind = ROW_CALL, .take = add_setting },
+    OPTION_NO_CACHE(.kind = ROW_CALL, .take = drop_conversions),
     { "allow-get", NULL, "let clients fetch models with moe-get, which uses the network and the disk",
       .group = GROUP_MODEL, OPTION_FLAG(allow_get) },
     { "set", "NAME=VALUE", "set a moe-translate option, e.g. beam=4, rerank=0, batch=64; may be repeated",

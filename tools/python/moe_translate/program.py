@@ -22,6 +22,7 @@ ROWS = (
     ("Model", "m", "model", "FILE",
      "model file (default: MOE_MODEL, else fetched models, else the installed model)"),
     ("Model", "", "models", "DIR", "use all models (*.bin) in a directory"),
+    ("Model", "", "no-cache", "", "do not keep the conversion of a published model"),
     ("Languages", "t", "target", "LANG", ""),
     ("Languages", "s", "source", "LANG", ""),
     ("Input and output", "o", "output", "FILE", "write to FILE, or into a directory, instead of standard output (-)"),
@@ -163,6 +164,8 @@ def settings_of(options):
     """Return the keyword arguments for Translator."""
     names = "target", "source", "glossary", "models", "context", "beam", "rerank", "threads"
     settings = {name: value for name in names if (value := getattr(options, name))}
+    if options.no_cache:
+        settings["cache"] = 0
     for text in options.set:
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
