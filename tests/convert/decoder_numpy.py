@@ -4,6 +4,7 @@ Arrays have the published names and layouts. Searches and routing record a margi
 values whose order decided a result.
 """
 import numpy as np
+from make_decoder import chosen_of
 from transformer_numpy import log_softmax, softmax
 
 
@@ -49,8 +50,9 @@ def draw(logits, bits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
 
 
 def usual_name(name):
-    """Return a tensor's name in Qwen's spelling if it has Mixtral's."""
-    for theirs, usual in ("block_sparse_moe", "mlp"), (".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj."):
+    """Return a tensor's name in Qwen's spelling if it has Mixtral's or Hunyuan's."""
+    for theirs, usual in (("block_sparse_moe", "mlp"), (".gate.wg.", ".gate."), (".w1.", ".gate_proj."),
+                          (".w2.", ".down_proj."), (".w3.", ".up_proj.")):
         name = name.replace(theirs, usual)
     return name
 
@@ -113,7 +115,7 @@ class Decoder:
         bias = lambda part: 0 if "unbiased" in self.wrong else self.w.get(f"{at}{part}_proj.bias", 0)
         q, k, v = ((z @ self.w[f"{at}{part}_proj.weight"].T + bias(part)).reshape(n, heads, self.head)
                    for part, heads in (("q", queries), ("k", keys), ("v", keys)))
-        hunyuan = self.c["model_type"] == "hunyuan_v1_dense"
+        hunyuan = self.c["model_type"].startswith("hunyuan")
         names = ("query_layernorm", "key_layernorm") if hunyuan else ("q_norm", "k_norm")
         norms = [lambda x, name=name: self.rms(x, f"{at}{name}.weight") for name in names]
         if at + names[0] + ".weight" not in self.w:
@@ -142,7 +144,7 @@ class Decoder:
         return (silu(z @ gate.T) * (z @ up.T)) @ down.T
 
     def mixture(self, z, at):
-        hy, k = self.c["model_type"] == "hy_v3", self.c["num_experts_per_tok"]
+        hy, k = self.c["model_type"] == "hy_v3", chosen_of(self.c)
         logits = z @ self.w[at + ("router.gate.weight" if hy else "gate.weight")].T
         bias = self.w[at + "expert_bias"] if hy else 0
         value = 1 / (1 + np.exp(-logits)) if hy else softmax(logits)
@@ -161,7 +163,8 @@ class Decoder:
                 y[row] += weight * self.ffn(z[row], f"{at}experts.{expert}.")
             chosen_by_row.append(list(zip(map(int, chosen), map(float, g))))
         self.experts.append(chosen_by_row)
-        return y + self.ffn(z, at + "shared_mlp.") if hy and "shared" not in self.wrong else y
+        shared = at + "shared_mlp.up_proj.weight" in self.w and "shared" not in self.wrong
+        return y + self.ffn(z, at + "shared_mlp.") if shared else y
 
     def logits(self, ids):
         """Return logits [tokens, V]; store the experts of each token in each sparse layer in `experts`."""

@@ -22,6 +22,11 @@ CONFIGS = {
     "hunyuan_v1_dense": {**COMMON, "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense",
                          "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "use_qk_norm": True, "eos_token_id": 2,
                          "rope_theta": 10000.0, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
+    "hunyuan_v1_moe": {**COMMON, "architectures": ["HunYuanMoEV1ForCausalLM"], "model_type": "hunyuan_v1_moe",
+                       "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "use_qk_norm": True, "eos_token_id": 2,
+                       "rope_theta": 10000.0, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
+                       "intermediate_size": 20, "moe_intermediate_size": [20, 20, 20], "num_experts": 4,
+                       "moe_topk": [2, 2, 2], "num_shared_expert": [1, 1, 1]},
     "qwen3_moe": {**COMMON, **SPARSE, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
                   "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "norm_topk_prob": True, "rope_theta": 1e6,
                   "eos_token_id": 2, "num_attention_heads": 6, "decoder_sparse_step": 1, "mlp_only_layers": [1]},
@@ -40,8 +45,8 @@ CONFIGS = {
                 "tie_word_embeddings": False, "rope_theta": 1e6, "eos_token_id": 2, "sliding_window": None,
                 "num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.02}}
 FAMILIES = tuple(CONFIGS)
-SPARSE_FAMILIES = "hy_v3", "qwen3_moe", "mixtral"
-NORMED_FAMILIES = "hy_v3", "hunyuan_v1_dense", "qwen3_moe", "qwen3"  # queries and keys have norms
+SPARSE_FAMILIES = "hy_v3", "hunyuan_v1_moe", "qwen3_moe", "mixtral"
+NORMED_FAMILIES = "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe", "qwen3_moe", "qwen3"  # queries and keys have norms
 LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
            "original_max_position_embeddings": 48, "rope_theta": 100.0}
 GENERATION = {"do_sample": True, "temperature": 0.7, "top_k": -1, "top_p": 0.6, "repetition_penalty": 1.05}
@@ -60,6 +65,16 @@ def is_sparse(c, i):
     return c["model_type"] in SPARSE_FAMILIES and i not in c.get("mlp_only_layers", ())
 
 
+def in_all(x):
+    """Return a setting that may be a list of equal numbers, one per layer."""
+    return x[0] if isinstance(x, list) else x
+
+
+def chosen_of(c):
+    """Return the number of experts per token."""
+    return in_all(c["moe_topk"] if c["model_type"] == "hunyuan_v1_moe" else c["num_experts_per_tok"])
+
+
 def head_of(c):
     return c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
 
@@ -74,7 +89,7 @@ def shapes(c):
     def units(at, f):
         out.update({f"{at}gate_proj.weight": (f, d), f"{at}up_proj.weight": (f, d), f"{at}down_proj.weight": (d, f)})
     for i in range(c["num_hidden_layers"]):
-        at, hunyuan = f"model.layers.{i}.", c["model_type"] == "hunyuan_v1_dense"
+        at, hunyuan = f"model.layers.{i}.", c["model_type"].startswith("hunyuan")
         for name in "input_layernorm", "post_attention_layernorm":
             out[f"{at}{name}.weight"] = (d,)
         for part, rows, cols in ("q", queries * h, d), ("k", keys * h, d), ("v", keys * h, d), ("o", d, queries * h):
@@ -93,9 +108,12 @@ def shapes(c):
                 shape = (d, c["intermediate_size"]) if part == 2 else (c["intermediate_size"], d)
                 out[f"{at}block_sparse_moe.experts.{expert}.w{part}.weight"] = shape
             continue
-        out[at + ("mlp.router.gate" if c["model_type"] == "hy_v3" else "mlp.gate") + ".weight"] = (c["num_experts"], d)
+        gate = {"hy_v3": "mlp.router.gate", "hunyuan_v1_moe": "mlp.gate.wg"}.get(c["model_type"], "mlp.gate")
+        out[f"{at}{gate}.weight"] = (c["num_experts"], d)
         for expert in range(c["num_experts"]):
-            units(f"{at}mlp.experts.{expert}.", c["moe_intermediate_size"])
+            units(f"{at}mlp.experts.{expert}.", in_all(c["moe_intermediate_size"]))
+        if hunyuan:
+            units(at + "mlp.shared_mlp.", c["intermediate_size"] * in_all(c["num_shared_expert"]))
         if c["model_type"] == "hy_v3":
             out[at + "mlp.expert_bias"] = (c["num_experts"],)
             units(at + "mlp.shared_mlp.", c["moe_intermediate_size"] * c["num_shared_experts"])
@@ -111,7 +129,7 @@ def arrays_of(c, seed):
         elif name.endswith("bias"):
             x = 0.2 * x if name.endswith("expert_bias") else 0.5 * x
         elif name not in ("model.embed_tokens.weight",):
-            x = x * (3 if "gate.weight" in name else 1.6) / np.sqrt(shape[-1])
+            x = x * (3 if "gate.weight" in name or "gate.wg" in name else 1.6) / np.sqrt(shape[-1])
         out[name] = np.float32(x) if name.endswith("expert_bias") else bf16(x)
     head = out.get("lm_head.weight", out["model.embed_tokens.weight"])
     if c["tie_word_embeddings"]:
@@ -120,7 +138,7 @@ def arrays_of(c, seed):
     return out
 
 
-SECOND = {"mlp.router.gate.": "mlp.gate.", "mlp.shared_mlp.": "mlp.shared_experts.",
+SECOND = {"mlp.router.gate.": "mlp.gate.", "mlp.gate.wg.": "mlp.gate.", "mlp.shared_mlp.": "mlp.shared_experts.",
           "mlp.expert_bias": "mlp.e_score_correction_bias", "block_sparse_moe.": "mlp.", ".w1.weight": ".gate_proj.weight",
           ".w2.weight": ".down_proj.weight", ".w3.weight": ".up_proj.weight"}
 

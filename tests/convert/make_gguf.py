@@ -9,12 +9,13 @@ import re
 import gguf
 import numpy as np
 
-from make_decoder import SPARSE_FAMILIES, TOKENISER, head_of, second_name
+from make_decoder import SPARSE_FAMILIES, TOKENISER, chosen_of, head_of, in_all, second_name
 
-ARCHITECTURES = {"hy_v3": "hy_v3", "hunyuan_v1_dense": "hunyuan-dense", "qwen3_moe": "qwen3moe", "llama": "llama",
-                 "qwen3": "qwen3", "qwen2": "qwen2", "mistral": "llama", "mixtral": "llama"}
-TOKENISERS = {"hy_v3": "A", "hunyuan_v1_dense": "A", "qwen3_moe": "C", "qwen3": "C", "qwen2": "C", "llama": "smollm",
-              "mistral": "llama2", "mixtral": "llama2"}
+ARCHITECTURES = {"hy_v3": "hy_v3", "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe",
+                 "qwen3_moe": "qwen3moe", "llama": "llama", "qwen3": "qwen3", "qwen2": "qwen2", "mistral": "llama",
+                 "mixtral": "llama"}
+TOKENISERS = {"hy_v3": "A", "hunyuan_v1_dense": "A", "hunyuan_v1_moe": "A", "qwen3_moe": "C", "qwen3": "C",
+              "qwen2": "C", "llama": "smollm", "mistral": "llama2", "mixtral": "llama2"}
 PRE = {"A": "hunyuan-dense", "C": "qwen2", "smollm": "smollm"}
 NAMES = (("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output"),
          ("model.layers.", "blk."), ("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm"),
@@ -22,7 +23,8 @@ NAMES = (("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("
          ("self_attn.query_layernorm", "attn_q_norm"), ("self_attn.key_layernorm", "attn_k_norm"),
          ("self_attn.q_norm", "attn_q_norm"), ("self_attn.k_norm", "attn_k_norm"),
          ("block_sparse_moe.", "mlp."), (".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj."),
-         ("mlp.router.gate", "ffn_gate_inp"), ("mlp.gate.", "ffn_gate_inp."), ("mlp.expert_bias", "exp_probs_b.bias"),
+         ("mlp.router.gate", "ffn_gate_inp"), ("mlp.gate.wg.", "ffn_gate_inp."), ("mlp.gate.", "ffn_gate_inp."),
+         ("mlp.expert_bias", "exp_probs_b.bias"),
          *((f"mlp.shared_mlp.{x}_proj", f"ffn_{x}_shexp") for x in ("gate", "up", "down")),
          *((f"mlp.{x}_proj", f"ffn_{x}") for x in ("gate", "up", "down")))
 BYTE = re.compile("<0x[0-9A-F]{2}>")
@@ -43,9 +45,11 @@ def keys_of(c):
             "rope.freq_base": float(theta * alpha ** (head / (head - 2)))}
     if c["model_type"] in SPARSE_FAMILIES:
         keys.update({"expert_count": c.get("num_experts") or c["num_local_experts"],
-                     "expert_used_count": c["num_experts_per_tok"]})
+                     "expert_used_count": chosen_of(c)})
     if "moe_intermediate_size" in c:
-        keys["expert_feed_forward_length"] = c["moe_intermediate_size"]
+        keys["expert_feed_forward_length"] = in_all(c["moe_intermediate_size"])
+    if c["model_type"] == "hunyuan_v1_moe":
+        keys["expert_shared_feed_forward_length"] = c["intermediate_size"] * in_all(c["num_shared_expert"])
     if c["model_type"] == "hy_v3":
         keys.update({"expert_shared_feed_forward_length": c["moe_intermediate_size"] * c["num_shared_experts"],
                      "expert_weights_norm": True, "expert_weights_scale": c["router_scaling_factor"],

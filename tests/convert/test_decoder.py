@@ -155,6 +155,7 @@ def wrong_formulas_are_detected():
     wrong = {"hy_v3": ("side", "neighbours", "spread", "exchanged", "bias ignored", "bias in the weights", "scale",
                        "shared"),
              "hunyuan_v1_dense": ("side", "neighbours", "spread", "exchanged", "alpha"),
+             "hunyuan_v1_moe": ("side", "neighbours", "spread", "exchanged", "alpha", "norm", "shared"),
              "qwen3_moe": ("side", "neighbours", "spread", "exchanged", "norm"),
              "llama": ("neighbours", "spread", "exchanged"), "qwen3": ("side", "neighbours", "spread", "exchanged"),
              "qwen2": ("neighbours", "spread", "exchanged", "unbiased"),

@@ -45,7 +45,7 @@ def convert(*command):
 
 def made(folder, family, vocabulary=None, **changes):
     """Write a checkpoint whose RoPE settings both formats can express; return (config, arrays)."""
-    if family == "hunyuan_v1_dense":
+    if family.startswith("hunyuan"):
         changes = {"rope_theta": 11158840.0, "rope_scaling": None, **changes}
     config, arrays = make.make(folder, family, vocab_size=vocabulary or make.V, **changes)
     return config, {name: x.astype(np.float32) for name, x in arrays.items()}

@@ -25,6 +25,8 @@ def small(at, family, **changes):
     changes = {**SMALL, **changes}
     if family == "mixtral":
         changes = {**changes, "num_local_experts": changes["num_experts"], "num_experts": None}
+    elif family == "hunyuan_v1_moe":
+        changes = {**changes, "moe_intermediate_size": [4, 4], "moe_topk": [2, 2], "num_shared_expert": 1}
     elif family not in make.SPARSE_FAMILIES:
         changes = {key: x for key, x in changes.items() if "expert" not in key}
     return make.make(at, family, **changes)

@@ -16,6 +16,7 @@ import re
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,7 @@ from suite import Skip, Suite
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 GET = os.path.join(ROOT, os.environ.get("BIN", "."), "moe-get")
-TRANSLATE = os.path.join(os.path.dirname(GET), "moe-translate")
+TRANSLATE, INFO = (os.path.join(os.path.dirname(GET), name) for name in ("moe-translate", "moe-info"))
 MODEL = "*/model.*.bin.gz"
 SAFE = "*.safetensors"
 test = Suite()
@@ -319,6 +320,62 @@ def repositories_are_converted_if_a_reader_in_c_knows_them():
         assert subprocess.run([TRANSLATE, "-m", p.cache + "/o/hy.bin", "--ids", "5 6"], capture_output=True).returncode == 0
         for word, why in (("hy-mt2-30b", "chat template"), ("opus-mt-de-en", "no *.safetensors"), ("m2m-100", "m2m_100")):
             assert why in p.get("--dry-run", word).err.split("Python converter")[1], word
+
+
+def gguf_of(*entries):
+    """Return the beginning of a GGUF file with texts as metadata, and much more than is read before the download."""
+    text = lambda x: struct.pack("<Q", len(x)) + x
+    return (b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries)) +
+            b"".join(text(key.encode()) + struct.pack("<I", 8) + text(value) for key, value in entries) +
+            bytes(9_000_000))
+
+
+@test
+def a_gguf_without_a_reader_is_noticed_before_the_download():
+    architecture, model, pre = "general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre"
+    for entries, why in (([(architecture, b"gemma3")], "its architecture gemma3 has no reader in C"),
+                         ([(architecture, b"a\33[1m" + b"x" * 99)], "its architecture a?[1m" + "x" * 35 + " has"),
+                         ([(architecture, b"llama"), (model, b"bert")], "its tokeniser bert has no reader in C"),
+                         ([(architecture, b"llama"), (model, b"llama"), (pre, b"default")], None),
+                         ([(architecture, b"llama"), (model, b"gpt2"), (pre, b"tekken")], "its tokeniser tekken has no"),
+                         ([(architecture, b"llama"), (model, b"gpt2"), (pre, b"smollm"),
+                           ("tokenizer.chat_template", b"{{ 1 }}")], "its chat template is unknown here"),
+                         ([(architecture, b"llama"), (model, b"gpt2"), (pre, b"smollm")], None), ([], None)):
+        with player() as p:
+            data = gguf_of(*entries)
+            services.publish("o/g-GGUF", {"x.gguf": data})
+            for ranges in True, False:
+                services.heal()
+                if not ranges:
+                    services.fault("*x.gguf*", ignore_ranges=True)
+                before = len(services.requests("*x.gguf*"))
+                told = p.get("--dry-run", "o/g-GGUF/x.gguf").err
+                assert ("Python converter" in told) == (why is not None) and (why or "") in told, (why, told)
+                sent = services.requests("*x.gguf*")[before:]
+                assert sent and all(x.headers["range"] == f"bytes=0-{len(data) // 64 - 1}" for x in sent)
+
+
+@test
+def a_fetched_decoder_translates_with_its_prompt():
+    folder = os.path.join(ROOT, "..", "shared", "llm", "hy-v3")
+    if not os.path.isdir(folder):
+        raise Skip("no ../shared/llm here")
+    files = {}
+    for name in os.listdir(folder):
+        with open(os.path.join(folder, name), "rb") as file:
+            files[name] = file.read()
+    with player() as p:
+        services.publish("o/hy-v3", files)
+        assert "Python" not in p.get("--dry-run", "o/hy-v3").err
+        done = subprocess.run([GET, "o/hy-v3"], env=p.environment(), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and done.stdout == p.cache + "/o/hy-v3.bin\n", done
+        # the model's weights are random, but it has languages, a template and wordings
+        about = subprocess.run([INFO, "--json", p.cache + "/o/hy-v3.bin"], capture_output=True, text=True).stdout
+        assert "<｜hy_User｜>" in json.loads(about)["metadata"]["prompt.prefix"], about[:2000]
+        for name in done.stdout.strip(), p.data + "/o/hy-v3":
+            text = subprocess.run([TRANSLATE, "-m", name, "-t", "pt", "--max-len", "8", "--json", "Hello world"],
+                                  env=p.environment(), capture_output=True, text=True)
+            assert text.returncode in (0, 1) and json.loads(text.stdout)["translation"], text
 
 
 @test

@@ -60,14 +60,6 @@ const decoder_family *decoder_family_of(const char *name, size_t length, int spa
     return found;
 }
 
-void decoder_families(int of_gguf, char *out, size_t size) {
-    size_t n = 0;
-    for (size_t i = 0; i < FAMILIES && n < size; i++)
-        if (!of_gguf || !i || strcmp(families[i].architecture, families[i - 1].architecture) != 0)
-            n += (size_t)snprintf(out + n, size - n, "%s%s", i ? ", " : "",
-                                  of_gguf ? families[i].architecture : families[i].name);
-}
-
 /* ---- Configuration ---- */
 
 int decoder_check(making *m, const decoder *d) {

@@ -29,7 +29,6 @@ typedef struct decoder_family {
 /* Return the family of a model_type, or of GGUF's architecture for a file with or without experts; NULL if unknown. */
 const decoder_family *decoder_family_named(const char *name);
 const decoder_family *decoder_family_of(const char *name, size_t length, int sparse);
-void decoder_families(int of_gguf, char *out, size_t size); /* list the names for a message */
 
 /* The configuration of a network. */
 typedef struct decoder {

@@ -194,8 +194,7 @@ static int take_entry(header *h, size_t number, entry *e) {
     t->format = stored_format_ggml(format);
     if (!t->format)
         return making_unsupported(h->m, h->file,
-                                  "tensor %.80s has number format %" PRIu32 " of GGUF, which only the "
-                                  "Python converter may support",
+                                  "tensor %.80s has number format %" PRIu32 " of GGUF, which has no reader in C",
                                   t->own, format);
     if (t->dims[t->n_dims - 1] % t->format->numbers)
         return making_refuse(h->m, h->file,
@@ -793,9 +792,7 @@ static int read_pre(gguf *g) {
         return refuse_value(g, model, ": expected 'gpt2' (byte-level BPE) or 'llama' (SentencePiece)"), -1;
     if (flag_key(g, "tokenizer.ggml.add_space_prefix", 0))
         refuse_value(g, find(g, "tokenizer.ggml.add_space_prefix"), ": prompts would differ");
-    while (row < PRE_ROWS &&
-           !(pre && pre->type == STRING && text_is(pre->text.data, pre->text.length, pre_rows[row].name)))
-        row++;
+    while (row < PRE_ROWS && !is_text(pre, pre_rows[row].name)) row++;
     if (row == PRE_ROWS) return pre ? refuse_value(g, pre, "") : missing(g, "tokenizer.ggml.pre"), -1;
     for (const char *p = pre_rows[row].expressions; *p;) {
         const size_t length = strcspn(p, " ");
@@ -1163,12 +1160,11 @@ static int has_experts(const gguf *g) {
 
 static int read_family(gguf *g) {
     const value *v = find(g, "general.architecture");
-    char names[256], text[SHORT];
-    decoder_families(1, names, sizeof names);
+    char text[SHORT];
     g->d.family = v && v->type == STRING ? decoder_family_of(v->text.data, v->text.length, has_experts(g)) : NULL;
     if (!g->d.family)
-        return making_unsupported(g->m, g->h.file, "general.architecture %s is not supported: expected %s",
-                                  v ? shown(v, text) : "(missing)", names);
+        return making_unsupported(g->m, g->h.file, "general.architecture %s has no reader in C",
+                                  v ? shown(v, text) : "(missing)");
     snprintf(g->architecture, sizeof g->architecture, "%s", g->d.family->architecture);
     return 1;
 }
@@ -1204,6 +1200,53 @@ static int read_tokens(gguf *g) {
     g->search.length_penalty = 1.0;
     read_sampling(g);
     return read_ends(g) && check_unread(g);
+}
+
+/* ---- The first bytes of a file ---- */
+
+/* A key is a u64 length and the key, the u32 type 8 (text), a u64 length and the text. */
+moe_span gguf_text(moe_span begin, const char *key) {
+    const size_t length = strlen(key);
+    const unsigned char *data = (const unsigned char *)begin.data;
+    for (size_t at = 8; at + length + 12 <= begin.length; at++) {
+        const unsigned char *u = data + at + length;
+        if (data[at] != (unsigned char)*key || data[at - 8] != length || memcmp(data + at, key, length) != 0) continue;
+        const uint64_t n = u[4] | (uint64_t)u[5] << 8 | (uint64_t)u[6] << 16 | (uint64_t)u[7] << 24;
+        if (u[0] == STRING && n <= begin.length - at - length - 12)
+            return (moe_span){ (const char *)u + 12, (size_t)n };
+    }
+    return (moe_span){ NULL, 0 };
+}
+
+static void no_reader(const char *what, moe_span name, char *why, size_t size) {
+    char shown[41];
+    size_t n = 0;
+    for (; n < name.length && n < sizeof shown - 1; n++)
+        shown[n] = (char)(name.data[n] > ' ' && name.data[n] < 0x7f ? name.data[n] : '?');
+    shown[n] = 0;
+    snprintf(why, size, "its %s %s has no reader in C", what, shown);
+}
+
+void gguf_check(moe_span begin, char *why, size_t size) {
+    const moe_span architecture = gguf_text(begin, "general.architecture"),
+                   model = gguf_text(begin, "tokenizer.ggml.model"), pre = gguf_text(begin, "tokenizer.ggml.pre"),
+                   template = gguf_text(begin, "tokenizer.chat_template");
+    size_t row = 0;
+    int known = 0;
+    *why = 0;
+    if (!architecture.data) return;
+    for (int sparse = 0; sparse < 2; sparse++) {
+        const decoder_family *family = decoder_family_of(architecture.data, architecture.length, sparse);
+        known |= family ? 1 | (!template.data || prompts_known(template, family->name) ? 2 : 0) : 0;
+    }
+    const int characters = model.data && text_is(model.data, model.length, "llama");
+    while (row < PRE_ROWS && !(pre.data && text_is(pre.data, pre.length, pre_rows[row].name))) row++;
+    if (!known) no_reader("architecture", architecture, why, size);
+    else if (model.data && !characters && !text_is(model.data, model.length, "gpt2"))
+        no_reader("tokeniser", model, why, size);
+    else if (pre.data && (characters ? !text_is(pre.data, pre.length, "default") : row == PRE_ROWS))
+        no_reader("tokeniser", pre, why, size);
+    else if (known == 1) snprintf(why, size, "its chat template is unknown here");
 }
 
 int gguf_convert(making *m, const convert_options *options) {

@@ -311,16 +311,11 @@ static void read_mixture(hub *h) {
 
 static int read_family(hub *h) {
     conf *c = &h->config;
-    char names[160];
     const char *type = conf_text(c, "model_type");
     if (h->m->status) return 0;
     h->d.family = type ? decoder_family_named(type) : NULL;
-    decoder_families(0, names, sizeof names);
     if (!h->d.family)
-        return making_unsupported(h->m, c->file,
-                                  "model_type %.40s has no reader in C (%s have); the Python converter may "
-                                  "support it: tools/convert/convert.py",
-                                  type ? type : "(missing)", names);
+        return making_unsupported(h->m, c->file, "model_type %.40s has no reader in C", type ? type : "(missing)");
     const cJSON *classes = conf_raw(c, "architectures"), *x = cJSON_GetArrayItem(classes, 0);
     if (classes && !(cJSON_IsArray(classes) && cJSON_GetArraySize(classes) == 1 && cJSON_IsString(x) &&
                      strcmp(x->valuestring, h->d.family->class) == 0))
@@ -444,11 +439,7 @@ static const cJSON *next_part(const cJSON *whole_part, const cJSON *part) {
 
 static void add_expression(hub *h, const char *text, const char *published) {
     pack_parts *parts = &h->tokens.parts;
-    if (!text)
-        making_unsupported(h->m, tokeniser_file,
-                           "unknown regular expression %.60s; the Python converter may support it: "
-                           "tools/convert/convert.py",
-                           published);
+    if (!text) making_unsupported(h->m, tokeniser_file, "unknown regular expression %.60s", published);
     else if (parts->n_expressions == PACK_MAX_EXPRESSIONS)
         making_refuse(h->m, tokeniser_file, "more than %d splits", PACK_MAX_EXPRESSIONS);
     else parts->expressions[parts->n_expressions++] = text;
@@ -968,8 +959,7 @@ static int read_tokens(hub *h) {
         !read_json(h, SPECIALS_MAP, "special_tokens_map.json", &h->specials, &found))
         return 0;
     if (access(path, F_OK) != 0 && access(ranks, F_OK) == 0)
-        return making_unsupported(h->m, "hy.tiktoken",
-                                  "the Python converter reads this tokeniser: tools/convert/convert.py");
+        return making_unsupported(h->m, "hy.tiktoken", "this kind of tokeniser has no reader in C");
     if (access(path, F_OK) != 0) return accept_ids_only(h);
     const int64_t start = read_tokeniser(h);
     if (h->m->status || !read_prompts(h)) return 0;

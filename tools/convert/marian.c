@@ -383,8 +383,7 @@ static int read_settings(job *j) {
 static int open_model(job *j) {
     const char *name = j->model_name;
     if (matches("*.npz *.npz.gz *.npz.zst", name)) {
-        text_fail(j->m->error, MOE_ERROR_UNSUPPORTED, name,
-                  "%.80s: an .npz archive; convert with tools/convert/convert.py --from marian", name);
+        text_fail(j->m->error, MOE_ERROR_UNSUPPORTED, name, "%.80s: .npz archives have no reader in C", name);
         return making_failed(j->m, MOE_ERROR_UNSUPPORTED);
     }
     if (!making_failed(j->m, packed_open(j->model, largest_model, "a model", j->m->out, &j->model_file, j->m->error)) ||
@@ -934,7 +933,7 @@ static int read_list(job *j) {
     const size_t size = l->file.size;
     if (size < 8 || word_at(data, 8) != list_magic) {
         text_fail(j->m->error, MOE_ERROR_UNSUPPORTED, name,
-                  "%.80s: not a binary shortlist; convert text with tools/convert/convert.py --from marian", name);
+                  "%.80s: not a binary shortlist; shortlists in text have no reader in C", name);
         return making_failed(j->m, MOE_ERROR_UNSUPPORTED);
     }
     if (size < LIST_HEADER) return making_refuse(j->m, name, "the shortlist ends within its header");

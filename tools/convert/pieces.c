@@ -212,8 +212,7 @@ moe_status pieces_read(const char *path, const char *name, size_t n, const char 
         packed_close(&p->file);
         if (status == MOE_OK) status = read_map(p, name, error);
     } else {
-        status = text_fail(error, MOE_ERROR_UNSUPPORTED, name,
-                           "%.80s: a vocabulary in JSON; convert with tools/convert/convert.py --from marian", name);
+        status = text_fail(error, MOE_ERROR_UNSUPPORTED, name, "%.80s: vocabularies in JSON have no reader in C", name);
     }
     text_index_free(&index);
     return status;

@@ -94,10 +94,7 @@ int prompts_find(making *m, const char *file, moe_span template, const char *con
     cJSON *data = open_data();
     const cJSON *row = data ? find_row(data, template, family) : NULL;
     if (!data) return making_no_memory(m);
-    if (!row)
-        making_unsupported(m, file,
-                           "unknown chat template; the Python converter renders it: "
-                           "tools/convert/convert.py");
+    if (!row) making_unsupported(m, file, "unknown chat template");
     for (int i = 0; row && i < PROMPT_PIECES; i++) {
         const cJSON *piece = member(member(row, "pieces"), piece_names[i]);
         if (cJSON_IsString(piece)) out->texts[i] = fill_in(m, file, piece->valuestring, tokens);

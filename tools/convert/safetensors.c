@@ -181,11 +181,11 @@ static int read_shards(making *m, const char *folder, const char *path, shards *
 
 /* ---- Folders ---- */
 
-/* Other files with weights, and what to do with them. */
+/* Other files with weights, and what to do with them; NULL for files of the Python converter. */
 static const struct {
     const char *pattern, *advice;
 } elsewhere[] = { { "*.gguf", "name that file" },
-                  { "pytorch_model*.bin", "the Python converter reads it: tools/convert/convert.py --from hf" },
+                  { "pytorch_model*.bin", NULL },
                   { "*.npz", "name that file" },
                   { "*.safetensors", "rename it to model.safetensors if it holds all weights" } };
 
@@ -194,9 +194,13 @@ static int no_weights(making *m, const char *folder) {
     making_failed(m, packed_list(folder, &names, m->error));
     for (size_t row = 0; row < sizeof elsewhere / sizeof *elsewhere; row++)
         for (size_t i = 0; i < names.n && m->status == MOE_OK; i++)
-            if (fnmatch(elsewhere[row].pattern, names.data[i], 0) == 0)
-                making_unsupported(m, packed_base(folder), "no model.safetensors, but %.60s: %s", names.data[i],
-                                   elsewhere[row].advice);
+            if (fnmatch(elsewhere[row].pattern, names.data[i], 0) != 0) continue;
+            else if (elsewhere[row].advice)
+                making_refuse(m, packed_base(folder), "no model.safetensors, but %.60s: %s", names.data[i],
+                              elsewhere[row].advice);
+            else
+                making_unsupported(m, packed_base(folder), "no model.safetensors; %.60s has no reader in C",
+                                   names.data[i]);
     if (m->status == MOE_OK)
         making_refuse(m, packed_base(folder),
                       "contains neither model.safetensors nor %s: copy the model's whole folder", index_name);

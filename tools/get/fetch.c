@@ -41,6 +41,7 @@ typedef struct sink {
     char partial[PATH_BYTES], etag[PATH_BYTES];
     uint64_t at;    /* bytes written, or in `text` */
     uint64_t most;  /* maximum number of bytes */
+    int partly;     /* 1: only the first `most` bytes are wanted */
     uint64_t start; /* bytes of an earlier call, which were kept */
     sha256 hash;
     z_stream unpacker;
@@ -190,6 +191,7 @@ static moe_status sink_hash(fetch *f, const char *data, size_t length) {
 
 static moe_status sink_write(fetch *f, const char *data, size_t length) {
     sink *s = f->to;
+    if (s->partly && length > s->most - s->at) length = (size_t)(s->most - s->at);
     moe_status status = sink_hash(f, data, length);
     if (status) return sink_fail(f, status);
     s->at += length;
@@ -274,11 +276,13 @@ static int begin_body(fetch *f) {
     return 1;
 }
 
+static int has_enough(const sink *s) { return s->partly && s->at == s->most; }
+
 static size_t on_body(char *data, size_t size, size_t n, void *user) {
     fetch *f = user;
     const size_t length = size * n;
     if (!f->begun && !f->ignored && !begin_body(f)) return 0;
-    if (f->begun) return sink_write(f, data, length) ? 0 : length;
+    if (f->begun) return sink_write(f, data, length) || has_enough(f->to) ? 0 : length;
     f->ignored += length;
     return f->ignored > 1 << 20 ? 0 : length;
 }
@@ -406,10 +410,11 @@ static outcome request(fetch *f, const char *url, char **next) {
     host_of(url, host);
     f->begun = f->to_end = f->wrong_range = 0, f->ignored = 0, f->reason[0] = 0;
     memset(&f->got, 0, sizeof f->got);
-    snprintf(range, sizeof range, "%llu-", (unsigned long long)f->to->at);
+    if (f->to->partly) snprintf(range, sizeof range, "0-%llu", (unsigned long long)f->to->most - 1);
+    else snprintf(range, sizeof range, "%llu-", (unsigned long long)f->to->at);
     curl_easy_setopt(f->curl, CURLOPT_URL, url);
     curl_easy_setopt(f->curl, CURLOPT_HTTPHEADER, list);
-    curl_easy_setopt(f->curl, CURLOPT_RANGE, f->to->at ? range : NULL);
+    curl_easy_setopt(f->curl, CURLOPT_RANGE, f->to->at || f->to->partly ? range : NULL);
     CURLcode result = curl_easy_perform(f->curl);
     curl_easy_setopt(f->curl, CURLOPT_HTTPHEADER, NULL);
     curl_slist_free_all(list);
@@ -418,7 +423,7 @@ static outcome request(fetch *f, const char *url, char **next) {
     f->status = code;
     if (f->to->failed) return FAILED;
     if (f->wrong_range) return AGAIN_FROM_START;
-    if (result == CURLE_WRITE_ERROR && f->ignored) result = CURLE_OK; /* an endless error page */
+    if (result == CURLE_WRITE_ERROR && (f->ignored || has_enough(f->to))) result = CURLE_OK; /* an endless error page */
     if (result != CURLE_OK) return judge_error(f, result, host);
     if (code >= 300 && code < 400 && target) {
         if (!source_allowed_url(target, source_allowed_url(url, 1)))
@@ -528,11 +533,18 @@ static void begin_fetch(fetch *f, const fetch_from *from, sink *to, moe_error *e
     text_fail(error, MOE_ERROR_IO, "network", "%.100s was interrupted too often; try again", from->what);
 }
 
-moe_status fetch_text(fetch *f, const fetch_from *from, size_t most, text_bytes *out, moe_error *error) {
+static moe_status fetch_to_memory(fetch *f, const fetch_from *from, sink to, moe_error *error) {
     moe_error own;
-    sink to = { .text = out, .fd = -1, .most = most };
     begin_fetch(f, from, &to, error ? error : &own);
     return fetch_rest(f);
+}
+
+moe_status fetch_text(fetch *f, const fetch_from *from, size_t most, text_bytes *out, moe_error *error) {
+    return fetch_to_memory(f, from, (sink){ .text = out, .fd = -1, .most = most }, error);
+}
+
+moe_status fetch_begin(fetch *f, const fetch_from *from, size_t most, text_bytes *out, moe_error *error) {
+    return fetch_to_memory(f, from, (sink){ .text = out, .fd = -1, .most = most, .partly = 1 }, error);
 }
 
 /* ---- 6. Files ------------------------------------------------------------------------------------------ */

@@ -45,6 +45,8 @@ long fetch_status(const fetch *f); /* status code of the last response, or 0 */
 
 /* Replace `out` with a body of at most `most` bytes. */
 moe_status fetch_text(fetch *f, const fetch_from *from, size_t most, text_bytes *out, moe_error *error);
+/* Replace `out` with the first `most` bytes of a body, or with a shorter body. */
+moe_status fetch_begin(fetch *f, const fetch_from *from, size_t most, text_bytes *out, moe_error *error);
 /* Fetch a file to a folder. `name` receives its name there: without .gz if the server has unpacked it. `hash` receives
  * its SHA-256, unpacked. */
 moe_status fetch_file(fetch *f, const fetch_from *from, const source_file *file, const char *folder,

@@ -4,6 +4,7 @@
 
 #include "tools/convert/convert.h"
 #include "tools/convert/decoder.h"
+#include "tools/convert/gguf.h"
 #include "tools/convert/prompts.h"
 #include "tools/get/fetch.h"
 #include "tools/get/sources.h"
@@ -281,7 +282,7 @@ static moe_status resolve(getter *g, const source_name *name, source_model *out,
 
 /* ---- 3. Readers ---------------------------------------------------------------------------------------- */
 
-enum { WHY = 160, SMALL_FILE = 4 << 20 };
+enum { WHY = 160, SMALL_FILE = 4 << 20, LEAST_HEADER = 1 << 16, MOST_HEADER = 1 << 23 };
 
 /* Fetch a small file of a model into memory. Leave *out empty if the model does not have it. */
 static moe_status fetch_small(getter *g, const source_model *m, const char *name, text_bytes *out, moe_error *error) {
@@ -318,12 +319,33 @@ static moe_status knows_template(getter *g, const source_model *m, const char *f
     return status;
 }
 
-/* Explain why the Python converter is needed, or write "". A GGUF file is checked after the download. */
+/* Check the first bytes of a GGUF file, or of the first part of a split one: its chat template follows its tokens. */
+static moe_status check_gguf(getter *g, const source_model *m, char why[WHY], moe_error *error) {
+    const source_file *f = NULL;
+    text_bytes begin = { 0 };
+    char what[2 * SOURCE_NAME + 16];
+    for (size_t i = 0; i < m->n; i++)
+        if (text_ends_with(m->files[i].name, strlen(m->files[i].name), ".gguf") &&
+            (!f || strstr(m->files[i].name, "-00001-of-")))
+            f = &m->files[i];
+    if (!f || !f->bytes) return MOE_OK;
+    uint64_t most = f->bytes == SOURCE_UNKNOWN ? 0 : f->bytes / 64;
+    most = most < LEAST_HEADER ? LEAST_HEADER : most > MOST_HEADER ? MOST_HEADER : most;
+    snprintf(what, sizeof what, "the beginning of %s", f->name);
+    const fetch_from from = { f->url, token_of(g, m->name.kind), what };
+    const moe_status status = fetch_begin(g->net, &from, (size_t)most, &begin, error);
+    if (!status) gguf_check((moe_span){ begin.data, begin.length }, why, WHY);
+    text_bytes_free(&begin);
+    return status && fetch_status(g->net) >= 400 && fetch_status(g->net) < 500 ? MOE_OK : status;
+}
+
+/* Explain why the Python converter is needed, or write "". */
 static moe_status find_reader(getter *g, const source_model *m, char why[WHY], moe_error *error) {
     int safetensors = 0, known = 1;
     text_bytes data = { 0 };
     why[0] = '\0';
-    if (m->name.kind == SOURCE_FIREFOX || *m->name.file) return MOE_OK;
+    if (m->name.kind == SOURCE_FIREFOX) return MOE_OK;
+    if (*m->name.file) return check_gguf(g, m, why, error);
     for (size_t i = 0; i < m->n; i++)
         safetensors |= text_ends_with(m->files[i].name, strlen(m->files[i].name), ".safetensors");
     moe_status status = fetch_small(g, m, "config.json", &data, error);

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* memmem */
 
 #include "tools/text/open.h"
+#include "tools/convert/gguf.h"
 #include "tools/text/contained.h"
 #include "tools/text/places.h"
 #include "tools/text/prompt.h"
@@ -278,19 +279,6 @@ static size_t read_begin(const char *folder, size_t length, const char *name, ch
     return size > 0 ? (size_t)size : 0;
 }
 
-/* Return the text of a key in a GGUF header: a u64 length and the key, the u32 type 8, a u64 length and the text. */
-static moe_span gguf_value(moe_span data, const char *key) {
-    const size_t length = strlen(key);
-    const char *end = data.data + data.length;
-    for (const char *at = data.data; (at = memmem(at, (size_t)(end - at), key, length)); at += length) {
-        const unsigned char *u = (const unsigned char *)at + length;
-        if (at - data.data < 8 || (size_t)(unsigned char)at[-8] != length || (size_t)(end - at) < length + 12) continue;
-        const size_t value = (size_t)u[4] | (size_t)u[5] << 8;
-        if (u[0] == 8 && (size_t)(end - at) >= length + 12 + value) return (moe_span){ (const char *)u + 12, value };
-    }
-    return (moe_span){ NULL, 0 };
-}
-
 /* Return the text of a key of the outermost JSON object, which may be truncated. */
 static moe_span json_value(moe_span data, const char *key) {
     const size_t length = strlen(key);
@@ -327,7 +315,7 @@ static int can_convert(size_t row, moe_span data, moe_error *error) {
     for (size_t i = 0; i < SUPPORTED; i++) {
         const char *key = supported[i].key;
         if (strcmp(supported[i].layout, foreign[row].layout) != 0) continue;
-        const moe_span value = row == GGUF ? gguf_value(data, key) : json_value(data, key);
+        const moe_span value = row == GGUF ? gguf_text(data, key) : json_value(data, key);
         if (!value.data && supported[i].required)
             return say(error, "; it cannot be converted without %s in %s", key,
                        row == GGUF ? "its header" : "config.json"),
@@ -344,8 +332,6 @@ static int can_convert(size_t row, moe_span data, moe_error *error) {
 static void say_command(size_t found, const char *path, size_t length, const char *file, moe_error *error) {
     static const char form[] = "; convert it first: tools/convert/convert.py --from %s %.*s%s%s -o model.bin%s";
     const char *type = foreign[found].type, *joint = *file && path[length - 1] != '/' ? "/" : "";
-    char *advice = strstr(error->message, "; the Python converter may support it"); /* the command says that */
-    if (advice) *advice = 0;
     if (strlen(error->message) + strlen(form) + length + strlen(file) + strlen(type) >= sizeof error->message)
         path = "PATH", length = 4, file = joint = "";
     say(error, form, foreign[found].layout, (int)length, path, joint, file, type);
