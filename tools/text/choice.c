@@ -44,6 +44,7 @@ typedef struct choice {
     char *named; /* MOE_MODEL */
     size_t idle; /* number of fetched models that cannot be used: not converted, or damaged */
     char first_idle[NAME_BYTES];
+    moe_error damaged; /* why the shipped model cannot be used; code 0 if it can */
 } choice;
 
 /* ==== 1. Names ========================================================================================== */
@@ -116,6 +117,7 @@ static moe_status add_model(choice *c, const char *name, const char *path, const
     if (status == MOE_ERROR_MEMORY) return text_out_of_memory(error);
     if (status) {
         if (record && !c->idle++) snprintf(c->first_idle, sizeof c->first_idle, "%s", name);
+        if (!record) c->damaged = e;
         return MOE_OK;
     }
     const char *ways = text_set_ways(set);
@@ -245,6 +247,7 @@ static void write_command(const choice *c, const char *source_code, const char *
 
 static moe_status no_model(const choice *c, const char *source, const char *target, moe_error *error) {
     char command[160];
+    if (!c->n && c->damaged.code) return text_fail(error, c->damaged.code, "model", "%s", c->damaged.message);
     write_command(c, source, target, command);
     if (!c->n && !c->idle)
         return text_fail(error, MOE_ERROR_ARGUMENT, "model",

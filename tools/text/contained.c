@@ -28,5 +28,5 @@ int text_find_contained(const char *path, text_contained *out) {
     out->offset = number_at(end + 8), out->bytes = number_at(end + 16);
     memcpy(out->name, end + NAME, sizeof out->name);
     const uint64_t rest = (uint64_t)about.st_size - TRAILER;
-    return out->bytes && out->offset < rest && out->bytes <= rest - out->offset;
+    return out->bytes && out->offset % 64 == 0 && out->offset < rest && out->bytes <= rest - out->offset;
 }
