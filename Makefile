@@ -88,7 +88,7 @@ $(BUILD)/.deps-%: tools/install-deps $(BUILD)/.compilers
 	@touch $@
 
 # -MMD writes each object's headers to a .d file.
-vpath %.c . tools/programs tools/server tools/text tools/convert tools/get tools/dist tools/windows
+vpath %.c . tools/programs tools/server tools/text tools/convert tools/get tools/dist tools/web tools/windows
 vpath %.cc tools/text
 -include $(wildcard $(BUILD)/*.d)
 
@@ -208,7 +208,7 @@ $(PYTHON_PROGRAMS): tools/python/start Makefile
 
 # Print the first comments of this file and the files that it includes.
 help:
-	@for file in Makefile $(wildcard tools/dist/dist.mk tools/python/package.mk tests/rules.mk); do sed -n -e '/^#/!q' -e 's/^# \{0,1\}//p' $$file; echo; done
+	@for file in Makefile $(wildcard tools/dist/dist.mk tools/web/web.mk tools/python/package.mk tests/rules.mk); do sed -n -e '/^#/!q' -e 's/^# \{0,1\}//p' $$file; echo; done
 
 demo: all
 	@BIN='$(BIN)' MODEL='$(MODEL)' tools/demo
@@ -223,4 +223,4 @@ uninstall:
 clean:
 	rm -rf build $(PYTHON_PROGRAMS) $(PROGRAMS) $(BENCH_PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES:=*)
 
--include tools/python/package.mk tools/dist/dist.mk tests/rules.mk
+-include tools/python/package.mk tools/dist/dist.mk tools/web/web.mk tests/rules.mk

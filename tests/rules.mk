@@ -8,6 +8,7 @@
 # make test-hashes     compile for 32 bits and static musl: same results as here; the fuzzer's seeds (a minute)
 # make test-targets    the same for ARM, RISC-V, Windows and WebAssembly
 # make test-dist       build and run the programs of make dist (minutes)
+# make test-web        build moe-web and test it in node and Chromium (minutes)
 # make test-arm        compile for AArch64; run kernels and whole models under qemu (SLOW=: all rounds)
 # make bench           build moe-bench and moe-make-random, which measure speed (tests/bench/README.md)
 # make check           check the C sources: exported names, tables of contents, layout
@@ -21,7 +22,7 @@
 # tests/gate           run parts of both gates by name (tests/gate --help)
 # tests/cuda/gpu-check     on a machine with a GPU: a table of bytes, races and speed of the CUDA build
 
-.PHONY: bench test test-all test-transformers test-long test-fresh test-arm test-hashes test-targets test-dist test-spark \
+.PHONY: bench test test-all test-transformers test-long test-fresh test-arm test-hashes test-targets test-dist test-web test-spark \
 	test-mpi check asan tsan valgrind c-suites coverage tidy fuzz fuzz-coverage
 
 vpath %.c tests/engine tests/text tests/get tests/convert tests/programs tests/cuda tests/cross tests/fuzz tests/bench
@@ -330,6 +331,10 @@ build/cross/en-pt.bin: $(BUILD)/convert_here | $(BUILD)/.deps-hashes
 run_targets = MOE_TEST_TIMEOUT=1800 $(RUN_SUITES) $(foreach target,$(1),"tests/python tests/cross/targets.py $(target)")
 test-hashes: $(BUILD)/translate_ids $(BUILD)/seeds $(BIN)/moe-translate build/cross/en-pt.bin
 	@$(call run_targets,i386 x86_64-musl fuzz-i386 here)
+
+# The module and the page of `make web`.
+test-web: all web $(BUILD)/seeds $(BUILD)/translate_ids build/cross/en-pt.bin | $(BUILD)/.deps-targets $(BUILD)/.deps-test-long
+	@MOE_TEST_TIMEOUT=1800 $(RUN_SUITES) "tests/python tests/web/test_web.py"
 
 # Programs of `make dist` against those of this machine; wheels and the Debian package in new roots.
 test-dist: all dist build/cross/en-pt.bin | $(BUILD)/.deps-targets $(BUILD)/.deps-fresh

@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Test moe-web, the page and the module that translate in WebAssembly, in node and in headless Chromium.
+
+Usage: tests/python tests/web/test_web.py      (make test-web; requires make web and tests/cross' en-pt.bin)
+"""
+import base64
+import contextlib
+import functools
+import http.server
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path[:0] = [os.path.join(ROOT, "tests"), os.path.join(ROOT, "tests/cross"), os.path.join(ROOT, "tests/server")]
+from suite import Suite  # noqa: E402
+from targets import EN_PT, SHIPPED, check, output, sentences  # noqa: E402
+from test_page import CHROMIUM, Page, browsing  # noqa: E402
+
+WEB = "build/dist/moe-web"
+FUZZ = "build/cross/fuzz-seeds"
+BUILD, BIN = os.environ.get("BUILD", "build"), os.environ.get("BIN", ".")
+NODE = ["node", "--no-incremental-marking", "tests/web/translate.mjs", WEB + "/moe.mjs"]  # see tests/cross/targets.py
+test = Suite()
+page_test = test.needs(CHROMIUM, "Chromium")
+
+
+def node(*tasks):
+    """Return the results of tasks of translate.mjs."""
+    run = subprocess.run(NODE, input="".join(json.dumps(task) + "\n" for task in tasks), cwd=ROOT, capture_output=True,
+                         encoding="utf-8", timeout=1200)
+    assert run.returncode == 0, (run.returncode, run.stderr[-1000:])
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def native(text, *options):
+    return output([os.path.join(BIN, "moe-translate"), "-q", *options], text + "\n")
+
+
+# ---- Module ----
+
+@test
+def same_texts_as_everywhere():
+    for case, model in ("README text", SHIPPED), ("en-pt text", EN_PT):
+        texts = [(text, {} if target == "-" else {"to": target}) for target, _, text in sentences(model)]
+        texts.sort(key=lambda x: [row[0] for row in sentences(model)].index(x[1].get("to", "-")))
+        results, = node({"model": model, "texts": texts})
+        check(case, results)
+
+
+@test
+def long_texts_and_options():
+    text = "The weather is beautiful today.\n\n  Where is my book? I have lost it.\r\nGood morning!\n"
+    results, = node({"model": SHIPPED, "options": {"to": "de"}, "texts": [
+        [text, {}], [text, {"beam": 4}], [text, {"to": "fr", "maxLenOffset": 3}], ["", {}], [" \n ", {}],
+        ["Where is my book?", {"to": "es", "from": "en"}], ["Where is my book?", {"to": "fr", "protect": False}]]})
+    path = ["-m", SHIPPED, "-t"]
+    for result, more in (results[0], ["de"]), (results[1], ["de", "--beam", "4"]):
+        assert [x.rstrip() for x in result.split("\n")][:4] == native(text[:-1], *path, *more), (result, more)
+    assert results[3] == "" and results[4] == " \n ", results
+    assert all(isinstance(x, str) for x in results), results
+
+
+@test
+def wrong_uses_are_errors():
+    (unknown, value, model, language, semicolon, cancelled, good), (at_open,) = node(
+        {"model": SHIPPED, "options": {"to": "de"}, "texts": [
+            ["a", {"beams": 4}], ["a", {"beam": 1000}], ["a", {"verify": 1}], ["a", {"to": "xx"}],
+            ["a", {"to": "de;beam=2"}], ["Good morning!\n" * 2000, {"cancelled": 1}], ["Good morning!", {}]]},
+        {"model": SHIPPED, "options": {"nothing": 1}, "texts": []})
+    for got, words in (unknown, "beams"), (value, "beam"), (model, "verify"), (language, "xx"), (semicolon, ";"), \
+            (at_open, "nothing"):
+        assert words in got["error"] and not got["trap"], got
+    assert cancelled["name"] == "AbortError", cancelled
+    assert good == native("Good morning!", "-m", SHIPPED, "-t", "de")[0], good
+
+
+@test
+def damaged_models_are_errors():
+    size = os.path.getsize(os.path.join(ROOT, SHIPPED))
+    tasks = [{"model": SHIPPED, "bytes": n, "texts": []} for n in (0, 1, 100, 4096, size // 2, size - 1)]
+    tasks += [{"model": SHIPPED, "damage": n, "options": {"verify": 1}, "texts": [["Good morning!", {"to": "de"}]]}
+              for n in (0, 9, 20, 70, 5000, size // 2, size - 64)]
+    tasks += [{"model": "README.md", "texts": []}]
+    for task, (result,) in zip(tasks, node(*tasks)):
+        assert "error" in result and not result["trap"] and "failed" not in result["error"], (task, result)
+
+
+@test
+def seeds_of_the_fuzzer_do_not_trap():
+    os.makedirs(os.path.join(ROOT, FUZZ), exist_ok=True)
+    output([os.path.join(BUILD, "seeds"), FUZZ])
+    tasks = [{"model": os.path.join(FUZZ, name), "texts": [["1 2 3", {}]], "options": {"form": "ids"}}
+             for name in sorted(os.listdir(os.path.join(ROOT, FUZZ)))]
+    results = node(*tasks)
+    assert len(results) == len(tasks) > 10
+    for task, result in zip(tasks, results):
+        assert all(isinstance(x, str) or not x["trap"] for x in result), (task, result)
+        assert "moe.wasm has failed" not in json.dumps(result), (task, result)
+    print("    %d seeds" % len(tasks))
+
+
+# ---- Page ----
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def page(path="index.html"):
+    handler = functools.partial(Quiet, directory=os.path.join(ROOT, WEB))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with browsing() as browser:
+            shown = Page(browser, "http://127.0.0.1:%d/%s" % (server.server_address[1], path))
+            shown.wait("document.readyState === 'complete' && !!document.getElementById('file')")
+            yield shown
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def choose_model(shown, path):
+    root = shown.browser.call("DOM.getDocument", shown.session)["root"]["nodeId"]
+    field = shown.browser.call("DOM.querySelector", shown.session, nodeId=root, selector="#file")["nodeId"]
+    shown.browser.call("DOM.setFileInputFiles", shown.session, files=[os.path.join(ROOT, path)], nodeId=field)
+
+
+def state(shown):
+    return shown.run("document.getElementById('state').textContent")
+
+
+def type_text(shown, text):
+    shown.run("(box => { box.value = %s; box.dispatchEvent(new Event('input')); })(document.getElementById('in'))"
+              % json.dumps(text))
+
+
+def translated(shown, text):
+    shown.run("document.getElementById('state').textContent = ''")
+    type_text(shown, text)
+    shown.wait("document.getElementById('state').textContent.endsWith(' ms')", 60)
+    return shown.run("document.getElementById('out').textContent")
+
+
+@page_test
+def page_translates_with_files():
+    with page() as shown:
+        for model, target, text in (EN_PT, None, "The house is red."), (SHIPPED, "fr", "Where is my book?"):
+            choose_model(shown, model)
+            shown.wait("!document.getElementById('languages').hidden" if target else
+                       "document.getElementById('model').textContent.startsWith('Model: ')", 90)
+            if target:
+                shown.run("document.getElementById('to').value = '%s'" % target)
+            wanted = native(text, "-m", model, *(["-t", target] if target else []))[0]
+            assert translated(shown, text) == wanted, wanted
+        for scheme in "light", "dark":
+            shown.browser.call("Emulation.setEmulatedMedia", shown.session,
+                               features=[{"name": "prefers-color-scheme", "value": scheme}])
+            back = shown.run("getComputedStyle(document.body).backgroundColor")
+            assert (sum(map(int, re.findall(r"\d+", back))) > 600) == (scheme == "light"), (scheme, back)
+            if os.environ.get("SCREENSHOT"):
+                picture = shown.browser.call("Page.captureScreenshot", shown.session)["data"]
+                with open("%s-%s.png" % (os.environ["SCREENSHOT"], scheme), "wb") as file:
+                    file.write(base64.b64decode(picture))
+
+
+@page_test
+def page_stops_and_reports():
+    with page() as shown:
+        choose_model(shown, "README.md")
+        shown.wait("document.getElementById('state').className === 'bad'")
+        assert "Cannot open the model" in state(shown), state(shown)
+        choose_model(shown, SHIPPED)
+        shown.wait("!document.getElementById('languages').hidden", 90)
+        type_text(shown, "I would like a cup of coffee.\n" * 3000)
+        shown.wait("!document.getElementById('cancel').hidden")
+        shown.run("document.getElementById('cancel').click()")
+        shown.wait("document.getElementById('state').textContent === 'Stopped.'", 30)
+        assert translated(shown, "Good morning!") == native("Good morning!", "-m", SHIPPED, "-t", "de")[0]
+
+
+if __name__ == "__main__":
+    sys.exit(test.run())

@@ -1,0 +1,44 @@
+/** A model file: its bytes, a file, a reply of fetch, or a stream. */
+export type Model = ArrayBuffer | ArrayBufferView | Blob | Response | ReadableStream<Uint8Array>;
+
+/** Options of moetext.h by name, such as beam or maxLength. Unknown options are errors. */
+export interface Options {
+  /** Language of the text, or "auto" to detect it. Needed by models with several source languages. */
+  from?: string;
+  /** Language of the translation. */
+  to?: string;
+  /** Number of hypotheses, 1 to 64. */
+  beam?: number;
+  [name: string]: string | number | boolean | undefined;
+}
+
+export interface OpenOptions extends Options {
+  /** Called while the model is read, with the number of bytes so far, and of all if known. */
+  onProgress?: (bytes: number, total?: number) => void;
+  /** Size of a stream in bytes, if known: the model then needs its memory only once. */
+  size?: number;
+  /** Name of the model in error messages. */
+  name?: string;
+  signal?: AbortSignal;
+}
+
+export interface TranslateOptions extends Options {
+  /** Stops the translation before the next line; its promise is then rejected with the signal's reason. */
+  signal?: AbortSignal;
+}
+
+export class Translator {
+  private constructor();
+  /** Open a model. The options also apply to translations. */
+  static open(model: Model, options?: OpenOptions): Promise<Translator>;
+  readonly version: string;
+  /** Codes of the model's languages. */
+  readonly languages: string[];
+  readonly name: string;
+  /** Translate a text of any length. Calls run one after the other. */
+  translate(text: string, options?: TranslateOptions): Promise<string>;
+  /** Stop all translations before their next line: their promises are rejected with an AbortError. */
+  cancel(): void;
+  /** Free the model's memory. */
+  close(): void;
+}

@@ -1,0 +1,244 @@
+// moe.mjs - translates text with a model file of moe, in browsers and in Node.js 18 or later:
+//
+//     import { Translator } from './moe.mjs';
+//     const translator = await Translator.open(bytes);
+//     console.log(await translator.translate('Where is my book?', { to: 'fr' }));
+//     translator.close();
+//
+// Translations run in the thread that calls translate(). Pages should use it in a worker, as worker.mjs does.
+
+const ENOSYS = 52, PAUSE = 40; // milliseconds between two looks at events
+const WHOLE = ['context', 'paragraphs', 'form']; // with these options, lines depend on each other
+const encoder = new TextEncoder(), decoder = new TextDecoder();
+let compiled = null;
+
+// ---- The WebAssembly module ----
+
+async function bytesOfModule(url) {
+  if (url.protocol === 'file:' && typeof process === 'object') {
+    const { readFile } = await import('node:fs/promises');
+    return readFile(url);
+  }
+  const reply = await fetch(url);
+  if (!reply.ok) throw new Error(`cannot load ${url.href}: status ${reply.status}`);
+  return reply.arrayBuffer();
+}
+
+function compile() {
+  if (!compiled) {
+    const loaded = bytesOfModule(new URL('moe.wasm', import.meta.url)).then(bytes => WebAssembly.compile(bytes));
+    compiled = loaded.catch(error => {
+      compiled = null;
+      throw error instanceof WebAssembly.CompileError
+        ? new Error(`this browser cannot run moe.wasm, which needs SIMD and exceptions: ${error.message}`) : error;
+    });
+  }
+  return compiled;
+}
+
+// The module sees no files, no environment and no arguments. Of WASI it needs the clock.
+function imports(module, memory) {
+  const known = {
+    clock_time_get(id, precision, at) {
+      const now = id === 0 ? Date.now() : performance.now();
+      new DataView(memory().buffer).setBigUint64(at, BigInt(Math.round(now * 1e6)), true);
+      return 0;
+    },
+    environ_sizes_get(count, size) {
+      const view = new DataView(memory().buffer);
+      view.setUint32(count, 0, true), view.setUint32(size, 0, true);
+      return 0;
+    },
+    environ_get: () => 0,
+    emscripten_notify_memory_growth: () => {},
+    proc_exit(code) { throw new Error(`status ${code}`); },
+  };
+  const found = {};
+  for (const { module: from, name, kind } of WebAssembly.Module.imports(module))
+    if (kind === 'function')
+      (found[from] ||= {})[name] = known[name] || (() => (from === 'env' ? -ENOSYS : ENOSYS));
+  return found;
+}
+
+// ---- Options ----
+
+const NAMES = { from: 'source', to: 'target' };
+const dashed = name => name.replace(/[A-Z]/g, letter => '-' + letter.toLowerCase()).replaceAll('_', '-');
+
+function optionText(options) {
+  return Object.entries(options).filter(([, value]) => value !== undefined)
+    .map(([name, value]) => {
+      const text = typeof value === 'boolean' ? String(Number(value)) : String(value);
+      if (/[;\0]/.test(text)) throw new Error(`option ${name}: ';' is not supported in values`);
+      return `${NAMES[name] || dashed(name)}=${text}`;
+    }).sort().join(';');
+}
+
+// ---- Model files ----
+
+async function* chunksOf(model) {
+  if (model instanceof ArrayBuffer || ArrayBuffer.isView(model)) {
+    yield ArrayBuffer.isView(model) ? new Uint8Array(model.buffer, model.byteOffset, model.byteLength)
+      : new Uint8Array(model);
+    return;
+  }
+  const stream = typeof model?.stream === 'function' ? model.stream() : model?.body || model;
+  if (typeof stream?.getReader !== 'function')
+    throw new TypeError('a model is an ArrayBuffer, a view of one, a Blob, a Response or a ReadableStream');
+  const reader = stream.getReader();
+  try {
+    for (let part; !(part = await reader.read()).done;) yield part.value;
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+const aborted = signal => signal?.reason ?? new DOMException('the translation was cancelled', 'AbortError');
+const pause = () => new Promise(resolve => setTimeout(resolve, 0)); // let events arrive
+const SECRET = Symbol('open');
+
+// ---- Translator ----
+
+export class Translator {
+  #wasm;
+  #state = 0;
+  #defaults = {};
+  #last = Promise.resolve();
+  #cancelled = 0;
+
+  constructor(secret, module) {
+    if (secret !== SECRET) throw new TypeError('use await Translator.open(model)');
+    const instance = new WebAssembly.Instance(module, imports(module, () => this.#wasm.memory));
+    this.#wasm = instance.exports;
+    this.#wasm._initialize?.();
+    this.#state = this.#wasm.web_new();
+    if (!this.#state) throw new Error('out of memory');
+    this.version = this.#string(this.#wasm.web_version());
+    this.languages = [];
+    this.name = '';
+  }
+
+  static async open(model, { onProgress, size, signal, name = 'model', ...options } = {}) {
+    const translator = new Translator(SECRET, await compile());
+    try {
+      await translator.#load(model, onProgress, size, signal);
+      translator.#open(name, options);
+      return translator;
+    } catch (error) {
+      translator.close();
+      throw error;
+    }
+  }
+
+  translate(text, { signal, ...options } = {}) {
+    const cancelled = this.#cancelled, stop = () => signal?.aborted || this.#cancelled !== cancelled;
+    const run = this.#last.then(() => this.#translate(String(text), options, stop, signal));
+    this.#last = run.catch(() => {});
+    return run;
+  }
+
+  cancel() { this.#cancelled++; }
+
+  close() {
+    const state = this.#state;
+    this.#state = 0;
+    if (state) this.#call(() => this.#wasm.web_free(state));
+    this.#wasm = null; // its memory with it
+  }
+
+  // Call the module. After a failure inside, its memory is in no known state.
+  #call(body) {
+    try {
+      return body();
+    } catch (error) {
+      this.#state = 0;
+      throw new Error(`moe.wasm has failed: open the model again (${error.message || error})`);
+    }
+  }
+
+  #check(status) {
+    if (status) throw new Error(this.#string(this.#wasm.web_message(this.#state)) || `status ${status}`);
+  }
+
+  #string(at, length) {
+    const bytes = new Uint8Array(this.#wasm.memory.buffer);
+    return at ? decoder.decode(bytes.subarray(at, length === undefined ? bytes.indexOf(0, at) : at + length)) : '';
+  }
+
+  // Pass strings to body(...addresses), with a NUL each; null remains 0.
+  #with(strings, body) {
+    const at = [];
+    try {
+      for (const text of strings) {
+        const bytes = text === null ? null : encoder.encode(text);
+        at.push(bytes ? this.#wasm.web_allocate(bytes.length + 1) : 0);
+        if (!bytes) continue;
+        if (!at.at(-1)) throw new Error('out of memory');
+        const to = new Uint8Array(this.#wasm.memory.buffer, at.at(-1), bytes.length + 1);
+        to.set(bytes);
+        to[bytes.length] = 0;
+      }
+      return this.#call(() => body(...at));
+    } finally {
+      if (this.#state) for (const address of at) this.#wasm.web_release(address);
+    }
+  }
+
+  async #load(model, onProgress, size, signal) {
+    const total = model?.byteLength ?? (typeof model?.stream === 'function' ? model.size : size);
+    let at = 0, got = 0, parts = [];
+    const reserve = bytes => {
+      at = this.#wasm.web_reserve(this.#state, bytes) >>> 0;
+      if (!at) throw new Error(`out of memory: the model has ${Math.ceil(bytes / 1e6)} MB`);
+    };
+    if (total !== undefined) reserve(total);
+    for await (const part of chunksOf(model)) {
+      if (signal?.aborted) throw aborted(signal);
+      if (at && got + part.length > total) throw new Error('the model is longer than announced');
+      if (at) new Uint8Array(this.#wasm.memory.buffer).set(part, at + got);
+      else parts.push(part);
+      got += part.length;
+      onProgress?.(got, total);
+    }
+    if (total !== undefined && got < total) throw new Error(`the model is cut off: ${got} of ${total} bytes`);
+    if (total !== undefined) return;
+    reserve(got);
+    for (const part of parts) {
+      new Uint8Array(this.#wasm.memory.buffer).set(part, at);
+      at += part.length;
+    }
+  }
+
+  #open(name, options) {
+    this.#check(this.#with([name, optionText(options)], (...at) => this.#wasm.web_open(this.#state, ...at)));
+    for (let i = 0, at; (at = this.#wasm.web_language(this.#state, i)); i++) this.languages.push(this.#string(at));
+    this.name = this.#with(['general.name'], key => this.#string(this.#wasm.web_meta(this.#state, key)));
+    this.#defaults = { batch: 8, ...options };
+    this.ofModel = [];
+    for (let i = 0, at; (at = this.#wasm.web_option(i)); i++)
+      if (this.#wasm.web_option_of_model(i)) this.ofModel.push(this.#string(at));
+  }
+
+  async #translate(text, options, stop, signal) {
+    const late = Object.keys(options).map(dashed).find(name => this.ofModel.includes(name));
+    if (late) throw new Error(`option ${late}: give it to Translator.open`);
+    const all = { ...this.#defaults, ...options }, { from = null, to = null, ...others } = all;
+    const whole = from === 'auto' || WHOLE.some(name => name in all);
+    const lines = whole ? [text] : text.split('\n'), translated = [];
+    let began = -Infinity;
+    for (const line of lines) {
+      if (performance.now() - began > PAUSE) await pause(), began = performance.now();
+      if (stop()) throw aborted(signal);
+      if (!this.#state) throw new Error('the translator is closed');
+      translated.push(this.#line(line, optionText(others), from, to));
+    }
+    return translated.join('\n');
+  }
+
+  #line(line, options, from, to) {
+    const wasm = this.#wasm, length = encoder.encode(line).length;
+    this.#check(this.#with([options, line, from, to], (settings, at, source, target) =>
+      wasm.web_prepare(this.#state, settings) || wasm.web_translate(this.#state, at, length, source, target)));
+    return this.#string(wasm.web_text(this.#state), wasm.web_length(this.#state));
+  }
+}

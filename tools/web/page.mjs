@@ -1,0 +1,170 @@
+// page.mjs - the page: loads a model, translates while the user types. worker.mjs does the work.
+const $ = id => document.getElementById(id);
+const from = $('from'), to = $('to'), input = $('in'), out = $('out'), file = $('file'), progress = $('progress');
+const SHIPPED = 'model.bin', DELAY = 250, PATIENCE = 1500; // milliseconds before a translation; until a stop is forced
+let worker = null, number = 0, waiting = new Map(), ready = false, timer = 0, opened = null, plain = '';
+
+// ---- Worker ----
+
+function start() {
+  worker = new Worker(new URL('worker.mjs', import.meta.url), { type: 'module' });
+  worker.onmessage = ({ data }) => {
+    if (data.progress !== undefined) {
+      progress.max = data.size || 1;
+      if (data.size) progress.value = data.progress;
+      return;
+    }
+    const answer = waiting.get(data.id);
+    waiting.delete(data.id);
+    if (data.error === undefined) answer?.resolve(data.result);
+    else answer?.reject(Object.assign(new Error(data.error), { cancelled: data.cancelled }));
+  };
+  worker.onerror = event => stop(event.message || 'the worker cannot be started');
+}
+
+// End the worker: what waits for it fails.
+function stop(reason, cancelled = false) {
+  worker?.terminate();
+  worker = null;
+  for (const { reject } of waiting.values()) reject(Object.assign(new Error(reason), { cancelled }));
+  waiting.clear();
+}
+
+function ask(task, values) {
+  if (!worker) start();
+  return new Promise((resolve, reject) => {
+    waiting.set(++number, { resolve, reject });
+    worker.postMessage({ id: number, task, ...values });
+  });
+}
+
+// ---- Page ----
+
+function say(text, bad) {
+  $('state').textContent = text;
+  $('state').className = bad ? 'bad' : '';
+}
+
+function name(code) {
+  try {
+    return new Intl.DisplayNames([navigator.language, 'en'], { type: 'language' }).of(code.replace('_', '-')) || code;
+  } catch {
+    return code;
+  }
+}
+
+function showLanguages(codes) {
+  $('languages').hidden = codes.length < 2; // such a model has one direction
+  for (const list of [from, to]) list.replaceChildren(...codes.map(code => new Option(name(code), code)));
+  from.value = codes.includes('en') ? 'en' : codes[0] ?? '';
+  to.value = codes.find(code => code !== from.value) ?? '';
+  const last = (localStorage.getItem('moe-web') || '').split(' ');
+  [from, to].forEach((list, i) => { if (codes.includes(last[i])) list.value = last[i]; });
+}
+
+// Load a model from {model: file} or {url}.
+async function load(where) {
+  ready = false;
+  opened = where;
+  progress.hidden = false;
+  progress.removeAttribute('value');
+  say(`Loading ${where.name} …`);
+  try {
+    const { languages, name: title, version } = await ask('open', where);
+    ready = true;
+    showLanguages(languages);
+    $('model').textContent = `Model: ${title || where.name} · moe ${version} · ` +
+      'nothing that you type or open leaves this page.';
+    say('');
+    translate();
+  } catch (error) {
+    stop(error.message);
+    say(`Cannot open the model: ${error.message}`, true);
+  }
+  progress.hidden = true;
+}
+
+async function translate() {
+  clearTimeout(timer);
+  if (!ready) return;
+  if (!input.value.trim()) { show(''); say(''); return; }
+  const began = performance.now(), text = input.value;
+  $('cancel').hidden = false;
+  say('…');
+  try {
+    const options = !$('languages').hidden ? { from: from.value, to: to.value } : {};
+    const translation = await ask('translate', { text, options });
+    if (text !== input.value) return;
+    show(translation);
+    say(`${Math.round(performance.now() - began)} ms`);
+  } catch (error) {
+    if (!error.cancelled) say(error.message, true);
+    else if (text === input.value) say('Stopped.');
+  }
+  if (!waiting.size) $('cancel').hidden = true;
+}
+
+function show(text) {
+  plain = out.textContent = text;
+  $('copy').disabled = !text;
+}
+
+// Stop the translation. If a long line keeps the worker busy, end it and load the model again.
+async function cancel() {
+  if (!waiting.size) return;
+  const patience = setTimeout(() => { stop('', true); load(opened); input.focus(); }, PATIENCE);
+  await ask('cancel').catch(() => {});
+  clearTimeout(patience);
+}
+
+function swap() {
+  [from.value, to.value] = [to.value, from.value];
+  if (plain) input.value = plain;
+  remember();
+}
+
+function remember() {
+  localStorage.setItem('moe-web', `${from.value} ${to.value}`);
+  translate();
+}
+
+async function copy() {
+  try {
+    await navigator.clipboard.writeText(plain);
+    say('Copied.');
+  } catch {
+    say('The browser does not let this page copy: select the translation and press Ctrl+C.', true);
+  }
+}
+
+const grow = () => { input.style.height = 'auto'; input.style.height = input.scrollHeight + 'px'; };
+
+input.oninput = () => {
+  clearTimeout(timer);
+  timer = setTimeout(translate, DELAY);
+  grow();
+};
+from.onchange = to.onchange = remember;
+file.onchange = () => file.files[0] && load({ model: file.files[0], name: file.files[0].name });
+$('shipped').onclick = () => load({ url: new URL(SHIPPED, location.href).href, name: SHIPPED });
+$('swap').onclick = swap;
+$('copy').onclick = copy;
+$('cancel').onclick = cancel;
+for (const form of document.forms) form.onsubmit = () => false;
+document.addEventListener('keydown', event => {
+  if (event.altKey && event.key.toLowerCase() === 's') { event.preventDefault(); if (!$('languages').hidden) swap(); }
+  if (event.altKey && event.key.toLowerCase() === 'c') { event.preventDefault(); copy(); }
+  if (event.key === 'Escape') cancel();
+});
+document.addEventListener('dragover', event => { event.preventDefault(); document.body.classList.add('over'); });
+document.addEventListener('dragleave', () => document.body.classList.remove('over'));
+document.addEventListener('drop', event => {
+  event.preventDefault();
+  document.body.classList.remove('over');
+  const model = event.dataTransfer.files[0];
+  if (model) load({ model, name: model.name });
+});
+
+// Offer the model in the page's folder, if it contains one.
+fetch(SHIPPED, { method: 'HEAD' }).then(reply => { $('shipped').hidden = !reply.ok; }).catch(() => {});
+say('Choose a model file.');
