@@ -5,8 +5,8 @@ Usage: tests/python tests/dist/wheels.py [NAME]
 
 The x86-64 wheel is installed with the Python of Debian 11, 12 and 13, in new roots without a network, and with every
 other Python here. AArch64's and musl's library and moe-translate run under qemu and Debian's musl, and must give the
-texts of tests/golden/hashes.txt: no Python of these systems is here, so the wheels are not imported. Requires root, and
-tools/install-deps --dist --wheel --fresh --targets.
+texts of tests/golden/hashes.txt; Windows' DLL is called by a C program under wine. No Python of these systems is here,
+so these wheels are not imported. Requires root, and tools/install-deps --dist --wheel --fresh --targets.
 """
 import functools
 import glob
@@ -34,6 +34,8 @@ TARGETS = {  # libraries that the files may need, zig's name of the system, how 
                                ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]),
     "musllinux_1_2-x86_64": (r"libc\.so", "x86_64-linux-musl", []),
 }
+WINDOWS = re.compile(r"(?i)(kernel32|msvcrt|ucrtbase|ws2_32|advapi32|bcrypt|crypt32|secur32|iphlpapi|shell32|user32|"
+                     r"api-ms-win-crt-\w+-l1-1-0)\.dll")  # libraries of Windows itself
 SUITES = {"bullseye": "3.9", "bookworm": "3.11", "trixie": "3.13"}
 IN_PYTHON = ("import sys, moe_translate as m; print(*sys.version_info[:2], sep='.'); "
              "print(m.Translator({0!r}, target='de').translate('Where is my book?')); "
@@ -44,7 +46,8 @@ test = Suite()
 
 
 def run(*command, status=0, text=None, **more):
-    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "MOE_LIBRARY", "MOE_MODEL", "LD_LIBRARY_PATH")}
+    without = "PYTHONPATH", "MOE_LIBRARY", "MOE_MODEL", "LD_LIBRARY_PATH"
+    env = {name: value for name, value in os.environ.items() if name not in without}
     done = subprocess.run(list(map(str, command)), input=text, capture_output=True, text=True, cwd=ROOT,
                           env={**env, **more})
     assert done.returncode == status, (command, done.returncode, (done.stdout + done.stderr)[-1500:])
@@ -63,8 +66,8 @@ def unpacked(target):
     if not os.path.exists(folder):
         with zipfile.ZipFile(wheel(target)) as archive:
             archive.extractall(folder)
-        for name in "moe-translate", "moe-get":
-            os.chmod(f"{folder}/moe_translate/{name}", 0o755)
+        for program in glob.glob(folder + "/moe_translate/moe-*"):
+            os.chmod(program, 0o755)
     return folder + "/moe_translate"
 
 
@@ -85,22 +88,51 @@ def contents(target):
         assert file.read() == first, "other bytes for the same files"
     package = unpacked(target)
     notices = os.listdir(package + "/notices")
-    assert {"moe", "sentencepiece", "pcre2", "cjson", "utf8proc", "zlib", "libexttextcat", "curl"} <= set(notices), notices
+    assert {"moe", "sentencepiece", "pcre2", "cjson", "utf8proc", "zlib", "libexttextcat", "curl"} <= set(notices)
     for name in "libmoetext.so", "moe-translate", "moe-get":
         needed = re.findall(r"\(NEEDED\).*\[(.*)\]", run("readelf", "-dW", f"{package}/{name}"))
         assert all(re.fullmatch(allowed, library) for library in needed), (name, needed)
         assert "(RUNPATH)" not in run("readelf", "-dW", f"{package}/{name}")
-        versions = {tuple(map(int, x.split("."))) for x in re.findall(r"GLIBC_([\d.]+)", run("readelf", "-VW", f"{package}/{name}"))}
+        found = re.findall(r"GLIBC_([\d.]+)", run("readelf", "-VW", f"{package}/{name}"))
+        versions = {tuple(map(int, number.split("."))) for number in found}
         assert all(x <= (2, 28) for x in versions), (name, versions)
         assert bool(versions) == target.startswith("manylinux"), (name, versions)
-    exported = re.findall(r"(?:GLOBAL|WEAK) +DEFAULT +\d+ (\S+)", run("readelf", "--dyn-syms", "-W", package + "/libmoetext.so"))
-    assert exported and all(name.startswith("moe") for name in exported), [x for x in exported if not x.startswith("moe")][:9]
+    symbols = run("readelf", "--dyn-syms", "-W", package + "/libmoetext.so")
+    exported = re.findall(r"(?:GLOBAL|WEAK) +DEFAULT +\d+ (\S+)", symbols)
+    assert exported and all(name.startswith("moe") for name in exported), exported[:9]
 
 
 @test
 def the_wheels_contain_all_libraries():
     for target in TARGETS:
         contents(target)
+
+
+@test
+def the_windows_wheel_needs_only_windows_libraries():
+    path = wheel("windows-x86_64")
+    assert os.path.basename(path) == f"moe_translate-{version()}-py3-none-win_amd64.whl", path
+    assert os.path.getsize(path) < 15e6, os.path.getsize(path)
+    for name in "libmoetext.dll", "moe-translate.exe", "moe-get.exe":
+        said = run("x86_64-w64-mingw32-objdump", "-p", f"{unpacked('windows-x86_64')}/{name}")
+        needed = re.findall(r"DLL Name: (\S+)", said)
+        assert needed and all(WINDOWS.fullmatch(library) for library in needed), (name, needed)
+
+
+@test
+def a_c_program_calls_the_windows_library():
+    package, program = unpacked("windows-x86_64"), os.path.join(WORK, "text.exe")
+    if not os.path.exists("/usr/lib/wine/wine64"):
+        raise Skip("no wine here")
+    run("x86_64-w64-mingw32-gcc-posix", "-static", "-std=c11", "-I.", "-Itools/text", "tools/text/examples/text.c",
+        package + "/libmoetext.dll", "-o", program)
+    shutil.copy(package + "/libmoetext.dll", WORK)
+    with tempfile.TemporaryDirectory() as prefix:
+        wine = {"WINEPREFIX": prefix, "WINEDEBUG": "-all", "MOE_MODEL": "Z:" + MODEL}
+        assert run("/usr/lib/wine/wine64", program, **wine).split("\n") == [
+            "Guten Morgen, mein Freund.", "Wo ist mein Buch?", ""]
+        said = run("/usr/lib/wine/wine64", package + "/moe-translate.exe", "-t", "de", text="It rains.\n", **wine)
+        assert said == "Es regnet.\n", said
 
 
 @test
@@ -126,9 +158,9 @@ def the_wheel_translates_on_debian_11_to_13():
             model = "/moe/" + os.path.basename(MODEL)
             check_python(root.run(f'/venv/bin/python -c "{IN_PYTHON.format(model)}"'), number)
             assert root.run(f"echo It rains. | /venv/bin/moe-translate -m {model} -t de") == "Es regnet.\n"
-            root.run(f"printf '{DOCUMENT}' > /a.srt && /venv/bin/moe-documents -q -t de /a.srt -o /b.srt", MOE_MODEL=model)
+            root.run(f"printf '{DOCUMENT}' > /a.srt && /venv/bin/moe-documents -q -t de /a.srt -o /b.srt",
+                     MOE_MODEL=model)
             assert "Es regnet." in root.run("cat /b.srt")
-            assert root.run("/venv/bin/python -c 'import moe_translate as m; print(m.available.__name__)'") == "available\n"
             print(f"Python {number} of {suite}")
 
 

@@ -1,5 +1,5 @@
 # make wheel           a wheel of the Python package with this machine's libraries, in build/wheel (Linux)
-# make wheels          wheels for older systems, AArch64 and musl, in build/dist; make wheel-TARGET: one of them
+# make wheels          wheels for older systems, AArch64, musl and Windows, in build/dist; make wheel-TARGET: one of them
 # make sdist           a source distribution of the Python package, in build/sdist
 # make deb             a package for Debian 12 and 13, in build/dist
 
@@ -13,7 +13,7 @@ wheel: $(BUILD)/.deps-wheel $(BIN)/$(call shared_name,libmoetext)
 	@rm -rf $(BUILD)/wheel/plain tools/python/build
 	@ls $(BUILD)/wheel/*.whl
 
-WHEELS = manylinux_2_28-x86_64 manylinux_2_28-aarch64 musllinux_1_2-x86_64
+WHEELS = manylinux_2_28-x86_64 manylinux_2_28-aarch64 musllinux_1_2-x86_64 windows-x86_64
 .PHONY: wheel wheels sdist deb $(WHEELS:%=wheel-%)
 $(WHEELS:%=wheel-%): wheel-%: $(BUILD)/.deps-wheel $(BUILD)/.deps-dist
 	@tools/dist/wheel $*

@@ -55,7 +55,8 @@ def _forked():
         one._forked()
 
 
-os.register_at_fork(after_in_child=_forked)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forked)
 
 
 def failure(code, error):

@@ -13,7 +13,7 @@ VERSION = 0, 2  # library version with the structs below, which may change with 
 OK, CANCELLED = 0, 8  # moe_status
 TRANSLATE, PREFIX, SCORE, ANSWER = range(4)  # moetext_task
 PULL_REQUEST, PULL_END, PULL_LATER, PULL_CANCEL = 1, 0, -1, -2
-NAME = "libmoetext.dylib" if sys.platform == "darwin" else "libmoetext.so"
+NAME = {"darwin": "libmoetext.dylib", "win32": "libmoetext.dll"}.get(sys.platform, "libmoetext.so")
 
 
 class Error(ctypes.Structure):  # moe_error

@@ -74,7 +74,8 @@ def models() -> "list[LocalModel]":
 def _moe_get(*words: str) -> str:
     """Run moe-get, which uses the network, and return its output."""
     here = os.path.dirname(os.path.abspath(getattr(lib(), "_name", "")))
-    places = [os.path.join(here, "moe-get"), os.path.join(here, "..", "bin", "moe-get")]
+    name = "moe-get.exe" if os.name == "nt" else "moe-get"
+    places = [os.path.join(here, name), os.path.join(here, "..", "bin", name)]
     program = next((path for path in places if os.access(path, os.X_OK)), None) or shutil.which("moe-get")
     if program is None:
         raise MoeError("moe-get is not installed: run `make install` in the repository of moe", "io", "moe-get")
