@@ -3,7 +3,7 @@
  * Usage: interrupt SECONDS|FILE TIMES COMMAND...
  *
  * Creates a console, starts the command in it and sends ^C after the given time, or when FILE exists, as often as
- * given. Prints the exit status. Standard input of the command is a pipe that stays empty. */
+ * given. Prints the exit status. Standard input of the command is an empty pipe. */
 #define _WIN32_WINNT 0x0A00
 #include <fcntl.h>
 #include <io.h>

@@ -15,6 +15,7 @@ import re
 import shlex
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -169,6 +170,19 @@ def published_folders_are_converted():
             assert len(os.listdir(cache)) == (not words), os.listdir(cache)
         with open(EN_PT, "rb") as a, open(next(pathlib.Path(cache).rglob("*.bin")), "rb") as b:
             assert a.read() == b.read()
+
+
+@test
+def a_model_may_follow_five_gigabytes():
+    offset = 5 << 30
+    with open(SHIPPED, "rb") as file:
+        model = file.read()
+    with tempfile.TemporaryDirectory(dir=BUILD) as folder:
+        with open(f"{folder}/sparse.bin", "wb") as file:  # tools/text/contained.h describes the end
+            file.seek(offset)
+            file.write(model + b"moe\nend\n" + struct.pack("<QQ", offset, len(model)) + b"sparse".ljust(40, b"\0"))
+        out, _ = run("moe-translate", "-m", "sparse.bin", "-t", "fr", "Where is my book?", cwd=folder)
+        assert out.decode() == "Où est mon livre ?\n"
 
 
 # ---- Arguments, paths, lines ----

@@ -747,7 +747,7 @@ static void begin_console(DWORD stream) {
 void posix_begin(void) {
     signals.main = GetCurrentThreadId();
     for (int fd = 0; fd < 3; fd++) {
-        if (_get_osfhandle(fd) == -2) _close(fd); /* there is no such stream */
+        if (_get_osfhandle(fd) == -2) _close(fd); /* the stream does not exist */
         else _setmode(fd, _O_BINARY);
     }
     setvbuf(stdout, NULL, _IOFBF, 1 << 16);
@@ -853,7 +853,7 @@ long posix_sysconf(int name) {
     return name == _SC_PAGESIZE ? (long)info.dwAllocationGranularity : (long)info.dwNumberOfProcessors;
 }
 
-/* A variable, which stays where it is: callers keep pointers. */
+/* A variable at a fixed address: callers keep pointers. */
 typedef struct variable {
     struct variable *next;
     char *value;

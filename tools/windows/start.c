@@ -5,7 +5,7 @@
 #define WIN32_NO_STATUS
 #include <windows.h>
 
-int _dowildcard = 0; /* "?" and "*" in texts are no patterns */
+int _dowildcard = 0; /* do not expand "?" and "*" in texts */
 int main(int argc, char **argv);
 
 int wmain(int argc, wchar_t **wide) {
