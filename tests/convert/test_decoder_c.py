@@ -370,6 +370,23 @@ def damaged_gguf_files_name_the_file_and_the_problem():
                  (whole.replace(b"tokenizer.ggml.pre\x08\0\0\0\6", b"tokenizer.ggml.pre\x08\0\0\0\5"), ""),
                  (whole.replace(b"\6\0\0\0\0\0\0\0smollm", b"\6\0\0\0\0\0\0\0tekken"), "tokenizer.ggml.pre 'tekken'"),
                  (whole.replace(b"\4\0\0\0\0\0\0\0gpt2", b"\4\0\0\0\0\0\0\0bert"), "tokenizer.ggml.model 'bert'")]
+        norm = whole.index(b"blk.0.attn_norm.weight") + 22  # dimensions, sizes, number format, offset
+        tokens = whole.index(b"tokenizer.ggml.tokens") + 21  # array, type, count
+        for at, data, words in ((16, b"\xff" * 8, "keys above the limits"), (24, b"\xff" * 8, "key 1 is too long"),
+                                (norm, b"\x09", "attn_norm.weight 9 dimensions"),
+                                (norm + 4, bytes(8), "attn_norm invalid shape"),
+                                (norm + 4, b"\x21", "ffn_norm invalid offset"), (norm + 12, b"\x63", "format 99"),
+                                (norm + 16, b"\xff" * 8, "attn_norm invalid offset"),
+                                (tokens + 4, b"\x63", "tokenizer.ggml.tokens type 99"),
+                                (tokens + 12, b"\1", "tokenizer.ggml.tokens array damaged"),
+                                (len(whole) - 4, b"\0\0\xc0\x7f", "ffn_down.weight not finite")):
+            cases.append((whole[:at] + data + whole[at + len(data):], words))
+        for old, new, words in ((b"llama.block_count\4", b"llama.block_count\x63", "block_count type 99"),
+                                (b"llama.attention.value_length", b"llama.attention.key_length\0\0", "duplicate"),
+                                (b"head_count\4\0\0\0\6", b"head_count\4\0\0\0\7", "head_count contradict attn_q"),
+                                (b"context_length\4\0\0\0\x80", b"context_length\4\0\0\0\0", "context_length is 0")):
+            assert old in whole
+            cases.append((whole.replace(old, new), words))
         cases += [(whole[:n], "truncated") for n in range(9, len(whole), len(whole) // 40)]
         for data, words in cases:
             write(path, data)
