@@ -170,7 +170,8 @@ def warnings_are_errors_only_in_ci():
 def help_lists_every_target():
     with tempfile.TemporaryDirectory() as work:
         listed = re.findall(r"^make ([a-z-]+)", made(work, "help"), re.M)
-    rules = "".join(map(text_of, ("Makefile", "tools/dist/dist.mk", "tools/python/package.mk", "tests/rules.mk")))
+    rules = "".join(map(text_of, ("Makefile", "tools/dist/dist.mk", "tools/web/web.mk", "tools/python/package.mk",
+                                  "tests/rules.mk")))
     targets = " ".join(re.findall(r"^\.PHONY: ((?:.*\\\n)*.*)", rules, re.M))
     named = set(re.findall(r"(?<!\S)[a-z-]+(?!\S)", targets)) - {"all", "help", "c-suites"}
     assert len(named) > 15 and sorted(listed) == sorted(named), named ^ set(listed)
