@@ -28,7 +28,8 @@ class Root:
         self.suite, self.packages, self.folder = suite, packages, None
 
     def __enter__(self):
-        if not shutil.which("debootstrap") or os.geteuid() or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode:
+        mounts = os.geteuid() == 0 and subprocess.run([*UNSHARE, "true"], capture_output=True).returncode == 0
+        if not mounts or not shutil.which("debootstrap"):
             if os.environ.get("CI") and not os.geteuid():
                 raise RuntimeError("no debootstrap, or mounts are not permitted here")
             raise Skip("a new root requires root, debootstrap (tools/install-deps --fresh) and mounts")
@@ -36,8 +37,8 @@ class Root:
         self.folder = tempfile.mkdtemp(prefix=self.suite + "-", dir=os.path.join(ROOT, "build/fresh"))
         os.chmod(self.folder, 0o755)
         include = [f"--include={self.packages}"] if self.packages else []
-        made = subprocess.run(["debootstrap", "--variant=minbase", f"--cache-dir={CACHE}", *include, self.suite, self.folder,
-                               *filter(None, [mirror()])], capture_output=True, text=True, timeout=900)
+        command = ["debootstrap", "--variant=minbase", f"--cache-dir={CACHE}", *include, self.suite, self.folder]
+        made = subprocess.run([*command, *filter(None, [mirror()])], capture_output=True, text=True, timeout=900)
         if made.returncode:
             self.__exit__()
             raise RuntimeError(f"debootstrap {self.suite}: {made.stdout[-800:]}")
@@ -51,9 +52,10 @@ class Root:
         os.makedirs(self.folder + "/moe", exist_ok=True)
         for path in files:
             shutil.copy(path, self.folder + "/moe")
-        words = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8", *map("=".join, environment.items())]
-        done = subprocess.run([*UNSHARE, "--net", "sh", "-c", 'mount -t proc proc "$1/proc" && cd / && root=$1 && shift && '
-                               'exec chroot "$root" env -i "$@"', "sh", self.folder, *words, "sh", "-c", command],
+        words = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8"]
+        words += [*map("=".join, environment.items()), "sh", "-c", command]
+        inside = 'mount -t proc proc "$1/proc" && cd / && root=$1 && shift && exec chroot "$root" env -i "$@"'
+        done = subprocess.run([*UNSHARE, "--net", "sh", "-c", inside, "sh", self.folder, *words],
                               capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
         assert done.returncode == status, (self.suite, command, done.returncode, (done.stdout + done.stderr)[-1500:])
         return done.stdout + done.stderr
