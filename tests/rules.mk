@@ -232,7 +232,8 @@ valgrind: $(BUILD)/.deps-test $(BUILD)/.deps-valgrind $(VALGRIND_SUITES:%=$(BUIL
 TIDY ?= $(firstword $(shell command -v clang-tidy-14) clang-tidy)
 tidy: $(BUILD)/.deps-build $(BUILD)/.deps-tidy $(BUILD)/routing-html.inc $(BUILD)/server-html.inc $(BUILD)/spec-json.inc \
     $(BUILD)/prompts-json.inc
-	@printf '%s\n' "moe.c --checks=-clang-analyzer-core.*" $(wildcard tools/*/*.c) tests/bench/moe-make-random.c | \
+	@printf '%s\n' "moe.c --checks=-clang-analyzer-core.*" $(filter-out tools/windows/% tools/web/%,$(wildcard tools/*/*.c)) \
+	    tests/bench/moe-make-random.c | \
 	    xargs -P $(JOBS) -L 1 sh -c '$(TIDY) --quiet "$$@" -- -std=c11 -pthread -I. -I$(BUILD) $(SYSTEM) 2>/dev/null' tidy
 
 # ---- Fuzzing: tests/fuzz/README.md ----
@@ -334,14 +335,14 @@ test-hashes: $(BUILD)/translate_ids $(BUILD)/seeds $(BIN)/moe-translate build/cr
 
 # The module and the page of `make web`.
 test-web: all web $(BUILD)/seeds $(BUILD)/translate_ids build/cross/en-pt.bin | $(BUILD)/.deps-targets $(BUILD)/.deps-test-long
-	@MOE_TEST_TIMEOUT=1800 $(RUN_SUITES) "tests/python tests/web/test_web.py"
+	@MOE_TEST_TIMEOUT=1800 $(RUN_SUITES) "tests/python tests/web/web.py"
 
 # Programs of `make dist` against those of this machine; wheels and the Debian package in new roots.
 test-dist: all dist build/cross/en-pt.bin | $(BUILD)/.deps-targets $(BUILD)/.deps-fresh
-	@MOE_TEST_TIMEOUT=3600 $(RUN_SUITES) "tests/python tests/cross/test_windows.py one_program" \
+	@MOE_TEST_TIMEOUT=3600 $(RUN_SUITES) "tests/python tests/cross/windows.py one_program" \
 	    $(foreach target,$(filter-out windows%,$(DIST_TARGETS)),"tests/python tests/dist/programs.py $(target)") \
 	    "tests/python tests/dist/wheels.py" "tests/python tests/dist/deb.py"
 
 test-targets: $(BUILD)/translate_ids $(BIN)/moe-translate $(BIN)/moe-quantize build/cross/en-pt.bin | $(BUILD)/.deps-targets
 	@$(call run_targets,riscv64 armhf aarch64-musl windows windows-avx2 wasi wasi-simd128 kernels-wasi) \
-	    "tests/python tests/cross/test_windows.py"
+	    "tests/python tests/cross/windows.py"

@@ -1,4 +1,4 @@
-/* interrupt.c - runs a program on Windows and presses ^C, for test_windows.py.
+/* interrupt.c - runs a program on Windows and presses ^C, for windows.py.
  *
  * Usage: interrupt SECONDS|FILE TIMES COMMAND...
  *

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Test the programs for Windows x86-64 with wine.
 
-Usage: tests/python tests/cross/test_windows.py [NAME]    (make test-targets)
+Usage: tests/python tests/cross/windows.py [NAME]    (make test-targets)
 
 Builds the programs in build/windows with MinGW and the libraries of tools/dist/libraries. Their results must be those
 of tests/golden/hashes.txt and of this machine's programs, in the folder BIN. Requires tools/install-deps --targets.
@@ -151,7 +151,7 @@ def a_program_in_c_calls_the_library():
 def posix_functions_work():
     library = f"build/dist/{TARGET}"
     compiled("posix", "-Itests/cross", "-Itools/windows", "-include", "tools/windows/posix.h", "-DPCRE2_STATIC",
-             "-isystem", f"{library}/include", "tests/cross/test_posix.c", "tools/windows/posix.c", f"-L{library}/lib",
+             "-isystem", f"{library}/include", "tests/cross/posix_calls.c", "tools/windows/posix.c", f"-L{library}/lib",
              "-lpcre2-8", "-lws2_32", "-ladvapi32", "-lpthread", flags=["-std=gnu11", "-static"])
     with tempfile.TemporaryDirectory(dir=BUILD) as folder:
         out, _ = run("posix", cwd=folder, status=None)

@@ -1,4 +1,4 @@
-/* test_posix.c - tests tools/windows/posix.c on Windows, in the current folder, for test_windows.py. */
+/* posix_calls.c - tests tools/windows/posix.c on Windows, in the current folder, for windows.py. */
 #include "cmocka.h"
 #include "tools/text/system.h"
 #include "tools/windows/regex.h"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Test moe-web, the page and the module that translate in WebAssembly, in node and in headless Chromium.
 
-Usage: tests/python tests/web/test_web.py      (make test-web; requires make web and tests/cross' en-pt.bin)
+Usage: tests/python tests/web/web.py      (make test-web; requires make web and tests/cross' en-pt.bin)
 """
 import base64
 import contextlib
