@@ -21,5 +21,5 @@ web: $(BUILD)/.deps-dist
 	cd build/dist/wasm/licences && for file in */*; do echo "==== $$file"; cat "$$file"; done > $(CURDIR)/$(WEB)/NOTICES
 	chmod -R a=rX,u+w $(WEB)
 
-$(BUILD)/moe.wasm: $(BUILD)/moe-web.o $(TEXT_OBJECTS) $(MOE_OBJECTS)
+$(BUILD)/moe.wasm: $(BUILD)/web.o $(TEXT_OBJECTS) $(MOE_OBJECTS)
 	$(LINK) $(WEB_LINK) $(TEXT_LIBS) -o $@

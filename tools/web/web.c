@@ -1,4 +1,4 @@
-/* moe-web.c - what moe.mjs calls in moe.wasm: one model and its translator. Strings are UTF-8 with a NUL. web_open,
+/* web.c - what moe.mjs calls in moe.wasm: one model and its translator. Strings are UTF-8 with a NUL. web_open,
  * web_prepare and web_translate return a moe_status; web_message describes the failure. */
 #define _POSIX_C_SOURCE 200809L
 
