@@ -124,6 +124,32 @@ def folders_have_the_same_bytes():
 
 
 @gguf_test
+def unsupported_tokenisers_of_characters_are_rejected():
+    with open(make.TOKENISER, encoding="utf-8") as file:
+        golden = json.load(file)["tokenizers"]
+    strip = golden["llama2"]["decoder"]["decoders"][-1]
+    for kind, change in (
+            ("llama2", lambda x: x["decoder"]["decoders"].extend([strip] * 3)),
+            ("llama2", lambda x: x["decoder"]["decoders"].reverse()), ("llama2", lambda x: x.update(decoder=strip)),
+            ("llama2", lambda x: x["decoder"].update(decoders=[])),
+            ("llama2", lambda x: x["normalizer"]["normalizers"][0].update(prepend="_")),
+            ("llama2", lambda x: x["model"].update(ignore_merges=True)),
+            ("llama2", lambda x: x["model"]["vocab"].pop("<0x41>")),
+            ("mistral", lambda x: x["pre_tokenizer"].update(split=True)),
+            ("mistral", lambda x: x["pre_tokenizer"].update(prepend_scheme="often")),
+            ("gemma", lambda x: x["pre_tokenizer"].update(behavior="Isolated")),
+            ("gemma", lambda x: x["normalizer"].update(type="NFC"))):
+        with tempfile.TemporaryDirectory() as at:
+            make.make(at, "mistral", vocab_size=448)
+            values = json.loads(json.dumps(golden[kind]))
+            change(values)
+            write(at + "/tokenizer.json", json.dumps(values).encode())
+            for convert in convert_c, convert_python:
+                complaint, _ = convert(at, at + "/out")
+                assert complaint and "tokenizer.json" in complaint and not os.path.exists(at + "/out"), complaint
+
+
+@gguf_test
 def shared_folders_have_the_same_bytes():
     if not os.path.isdir(SHARED):
         raise Skip("no ../shared/llm here")

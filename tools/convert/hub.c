@@ -537,8 +537,8 @@ static int read_characters(hub *h, conf *c) {
     all = conf_raw(c, "pre_tokenizer");
     for (const cJSON *x = first_part(h, all, "pretokenizers"); x && h->m->status == MOE_OK; x = next_part(all, x))
         *flags |= read_metaspace(h, x);
-    for (const cJSON *x = first_part(h, joiner, "decoders"); x && h->m->status == MOE_OK; x = next_part(joiner, x))
-        if (n == ROWS(steps) || !is_json(x, steps[n++])) n = ROWS(steps) + 1;
+    for (const cJSON *x = first_part(h, joiner, "decoders"); x && n <= ROWS(steps); x = next_part(joiner, x))
+        n = n < ROWS(steps) && is_json(x, steps[n]) ? n + 1 : ROWS(steps) + 1;
     if (n != ROWS(steps) && n != ROWS(steps) - 1)
         refuse_part(h, "decoder", joiner, "Replace, ByteFallback, Fuse and Strip");
     if (n == ROWS(steps)) *flags |= BPE_TRIMMED;
