@@ -392,7 +392,8 @@ int bpe_is_trimmed(const bpe *t, int32_t id) { return t->bits & BPE_TRIMMED && f
 size_t bpe_token_bytes(const bpe *t, int32_t id) {
     size_t length, n = 0;
     const char *text = bpe_piece(t, id, &length);
-    const spelling how = text ? spelling_of(t, id, text, length) : LITERAL;
+    if (!text) return 0;
+    const spelling how = spelling_of(t, id, text, length);
     for (size_t at = 0; at < length; n++) next_byte(t, how, text, length, &at);
     return n;
 }

@@ -455,7 +455,7 @@ moe_status text_choice_open(const moetext_choice *shown, int all, const text_set
     const char *const *paths = all ? c->all : c->paths;
     const size_t n = all ? c->n : shown->n_paths;
     if (n == 1) return text_model_open(paths[0], &settings, out, error);
-    settings.last_resort = n == c->n && c->models[n - 1].shipped;
+    settings.last_resort = n && n == c->n && c->models[n - 1].shipped;
     return text_models_open(paths, n, &settings, out, error);
 }
 
