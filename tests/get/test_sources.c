@@ -494,7 +494,7 @@ TEST(a_record_makes_a_model_complete) {
 }
 
 TEST(only_planned_files_are_removed) {
-    char at[STORE_PATH], names[4][16] = { "model.bin.gz", "model.bin", "b.spm.gz.etag", "b.spm.gz.partial" };
+    char at[STORE_PATH], names[4][24] = { "model.bin.gz", "model.bin", "b.spm.gz.etag", "b.spm.gz.partial" };
     source_file files[] = { { .name = "model.bin.gz" }, { .name = "b.spm.gz" } };
     source_model m = { .n = 2, .files = files };
     int lock, left;
