@@ -195,7 +195,8 @@ def tokenisers_match_tokenizer_json():
 @gguf_test
 def unsupported_tokenisers_are_rejected_by_name():
     cases = [({"tokenizer__ggml__model": "t5"}, "'t5'"), ({"tokenizer__ggml__model": "llama"}, "pre 'smollm' is"),
-             ({"tokenizer__ggml__model": "llama", "tokenizer__ggml__pre": None}, "scores must list"), ({"tokenizer__ggml__pre": "tekken"}, "'tekken'"),
+             ({"tokenizer__ggml__model": "llama", "tokenizer__ggml__pre": None}, "scores must list"),
+             ({"tokenizer__ggml__pre": "tekken"}, "'tekken'"),
              ({"tokenizer__ggml__model": [1, 2]}, "model array"), ({"tokenizer__ggml__pre": "llama-bpe"}, "bos_token_id"),
              ({"tokenizer__ggml__add_bos_token": True}, "bos_token_id is missing"),
              ({"tokenizer__ggml__add_eos_token": True}, "add_eos_token is True"),

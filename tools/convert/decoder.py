@@ -25,8 +25,8 @@ from moefile import FormatError
 
 ROWS = tables.read("decoder.inc")
 FAMILIES = {name: architecture for name, architecture, *_ in ROWS["FAMILY"]}
-ABOUT = {name: types.SimpleNamespace(norm=norm, tied=bool(tied), epsilon=epsilon, dense=bool(dense), biased=bool(biased),
-                                     windowed=bool(windowed))
+ABOUT = {name: types.SimpleNamespace(norm=norm, tied=bool(tied), epsilon=epsilon, dense=bool(dense),
+                                     biased=bool(biased), windowed=bool(windowed))
          for name, _, _, norm, tied, epsilon, dense, biased, windowed in ROWS["FAMILY"]}
 MAX_POSITIONS = 1 << 15  # rows of the position table: translations are shorter than the published context lengths
 DEFAULT_LIMIT = 512
@@ -282,8 +282,8 @@ def put_layer_tensors(b, m, name, kind, source):
     """Add the tensors of a sub-layer, except experts."""
     sizes = {"width": m.width, "head": m.head, "queries": m.heads * m.head, "keys": m.keys * m.head, "ffn": m.ffn,
              "experts": getattr(m, "experts", 0), "shared": getattr(m, "shared", 0)}
-    wanted = {"": True, "head_norm": m.norm != "none", "biased": ABOUT[m.family].biased, "choice": getattr(m, "weights", "") == "sigmoid",
-              "shared": sizes["shared"] > 0}
+    wanted = {"": True, "head_norm": m.norm != "none", "biased": ABOUT[m.family].biased,
+              "choice": getattr(m, "weights", "") == "sigmoid", "shared": sizes["shared"] > 0}
     for _, part, sources, rows, columns, when in (row for row in ROWS["TENSOR"] if row[0] == kind and wanted[row[5]]):
         more = () if columns == "one" else (sizes[columns],)
         b.put(f"{name}.{part}", *(b.take(source + x, sizes[n], *more) for x, n in zip(sources.split(), rows.split())))

@@ -72,7 +72,7 @@ static moe_status take_piece(const text_front *front, const char *key, piece *ou
     bpe_find_added(front->bpe, text.data, text.length, &begin, &end);
     out->before = (moe_span){ text.data, begin };
     out->after = (moe_span){ text.data + end, text.length - end };
-    return begin < end ? text_encode_template(front, text.data + begin, end - begin, &out->ids, error) : MOE_OK;
+    return begin < end ? text_encode_as(front, BPE_ADDED, text.data + begin, end - begin, &out->ids, error) : MOE_OK;
 }
 
 /* Read the pieces around a system message or an answer. */
@@ -328,7 +328,7 @@ static void encode_text(draft *d) {
     if (!d->status && d->text.failed) d->status = text_out_of_memory(d->error);
     if (!d->status)
         d->status =
-            (d->ids->length ? text_encode_later : text_encode)(d->front, d->text.data, d->text.length, &ids, d->error);
+            text_encode_as(d->front, d->ids->length ? BPE_LATER : 0, d->text.data, d->text.length, &ids, d->error);
     put_ids(d, &ids);
     text_clear(&d->text);
     text_ids_free(&ids);
@@ -678,7 +678,7 @@ static moe_status bind_span(const text_front *front, moe_span source, moe_span s
     if (spaced && (!begin || strchr(" \t\n", source.data[begin - 1]))) text_append(&text, " ", 1);
     text_append(&text, span.data, span.length);
     moe_status status =
-        text.failed ? text_out_of_memory(error) : text_encode_bare(front, text.data, text.length, &ids, error);
+        text.failed ? text_out_of_memory(error) : text_encode_as(front, BPE_BARE, text.data, text.length, &ids, error);
     if (!status && ids.length && bound->ids.length + ids.length <= room) {
         bound->each[bound->n++] = (moe_constraint){ .n_ids = ids.length, .once = 1 };
         status = text_ids_append(&bound->ids, ids.data, ids.length, error);

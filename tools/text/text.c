@@ -450,37 +450,15 @@ static moe_status check_known(const text_ids *ids, moe_error *error) {
     return MOE_OK;
 }
 
-/* Encode by BPE; `how` as in bpe_encode. */
-static moe_status encode_bpe(const text_front *front, const char *text, size_t length, int how, text_ids *ids,
-                             moe_error *error) {
-    char why[200] = "";
-    return status_of(bpe_encode(front->bpe, text, length, how, ids, NULL, why, sizeof why), "text", why, error);
-}
-
-moe_status text_encode_template(const text_front *front, const char *text, size_t length, text_ids *ids,
-                                moe_error *error) {
-    return front->bpe ? encode_bpe(front, text, length, BPE_ADDED, ids, error)
-                      : text_encode(front, text, length, ids, error);
-}
-
-moe_status text_encode_later(const text_front *front, const char *text, size_t length, text_ids *ids,
-                             moe_error *error) {
-    return front->bpe ? encode_bpe(front, text, length, BPE_LATER, ids, error)
-                      : text_encode(front, text, length, ids, error);
-}
-
-moe_status text_encode_bare(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
-    return front->bpe ? encode_bpe(front, text, length, BPE_BARE, ids, error)
-                      : text_encode(front, text, length, ids, error);
-}
-
-moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
+moe_status text_encode_as(const text_front *front, int how, const char *text, size_t length, text_ids *ids,
+                          moe_error *error) {
     char why[200] = "";
     if (vocabulary_of(front)->count) {
         moe_status status = encode_pieces(front, text, length, ids, error);
         return status ? status : check_known(ids, error);
     }
-    if (front->bpe) return encode_bpe(front, text, length, 0, ids, error);
+    if (front->bpe)
+        return status_of(bpe_encode(front->bpe, text, length, how, ids, NULL, why, sizeof why), "text", why, error);
     const int failed = spm_encode(front->tokeniser, text, length, ids, why, sizeof why);
     if (failed) return status_of(failed, "text", why, error);
     for (size_t i = 0; front->map.ids && i < ids->length; i++) {
@@ -488,6 +466,10 @@ moe_status text_encode(const text_front *front, const char *text, size_t length,
         ids->data[i] = id < 0 ? front->unknown : id;
     }
     return check_known(ids, error);
+}
+
+moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
+    return text_encode_as(front, 0, text, length, ids, error);
 }
 
 /* Return 1 for ids that are not text: begin, end, padding, or a language tag such as >>de<<. */

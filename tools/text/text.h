@@ -121,12 +121,9 @@ ptrdiff_t text_language_among(const char *const *codes, size_t n, const char *co
 void text_languages(const text_front *front, text_bytes *out);
 int text_cuts(const text_front *front); /* 1 if the front end has a tokeniser */
 moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
-/* Encode a template, in which added tokens (bpe.h) are recognised. */
-moe_status text_encode_template(const text_front *front, const char *text, size_t length, text_ids *ids,
-                                moe_error *error);
-/* Encode a text that follows other ids, or a text without the space that some tokenisers put before texts. */
-moe_status text_encode_later(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
-moe_status text_encode_bare(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
+/* Encode a text with flags of bpe_encode, which other tokenisers ignore. */
+moe_status text_encode_as(const text_front *front, int how, const char *text, size_t length, text_ids *ids,
+                          moe_error *error);
 /* Append the text of ids to *out; line breaks and TABs become spaces. */
 moe_status text_decode(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error);
 int text_decodes_lines(const text_front *front, const int32_t *ids, size_t n); /* 1 if the text has several lines */
