@@ -22,8 +22,8 @@
 # tests/gate           run parts of both gates by name (tests/gate --help)
 # tests/cuda/gpu-check     on a machine with a GPU: a table of bytes, races and speed of the CUDA build
 
-.PHONY: bench test test-all test-transformers test-long test-fresh test-arm test-hashes test-targets test-dist test-web test-spark \
-	test-mpi check asan tsan valgrind c-suites coverage tidy fuzz fuzz-coverage
+.PHONY: bench test test-all test-transformers test-long test-fresh test-arm test-hashes test-targets test-dist test-web \
+	test-spark test-mpi check asan tsan valgrind c-suites coverage tidy fuzz fuzz-coverage
 
 vpath %.c tests/engine tests/text tests/get tests/convert tests/programs tests/cuda tests/cross tests/fuzz tests/bench
 
@@ -232,7 +232,8 @@ valgrind: $(BUILD)/.deps-test $(BUILD)/.deps-valgrind $(VALGRIND_SUITES:%=$(BUIL
 TIDY ?= $(firstword $(shell command -v clang-tidy-14) clang-tidy)
 tidy: $(BUILD)/.deps-build $(BUILD)/.deps-tidy $(BUILD)/routing-html.inc $(BUILD)/server-html.inc $(BUILD)/spec-json.inc \
     $(BUILD)/prompts-json.inc
-	@printf '%s\n' "moe.c --checks=-clang-analyzer-core.*" $(filter-out tools/windows/% tools/web/%,$(wildcard tools/*/*.c)) \
+	@printf '%s\n' "moe.c --checks=-clang-analyzer-core.*" \
+	    $(filter-out tools/windows/% tools/web/% tools/dist/fingerprints.c,$(wildcard tools/*/*.c)) \
 	    tests/bench/moe-make-random.c | \
 	    xargs -P $(JOBS) -L 1 sh -c '$(TIDY) --quiet "$$@" -- -std=c11 -pthread -I. -I$(BUILD) $(SYSTEM) 2>/dev/null' tidy
 

@@ -238,9 +238,10 @@ def check_bytes(ids, flags):
 def pack(tokens, merges, added=(), expressions=(), flags=0):
     """Return the packed tokeniser. tokens: {id: text, of bytes in the byte alphabet}; merges: pairs of such texts, by
     descending priority; expressions: regular expressions of the splits, in order; flags as in bpe.h."""
-    special = {token.content for token in added if token.special} if flags & CHARACTERS else set()
-    tokens = {i: text for i, text in tokens.items() if text not in special}  # texts and merges must not yield these
-    merges = [pair for pair in merges if not special.intersection((*pair, "".join(pair)))]
+    if flags & CHARACTERS:  # texts and merges must not yield special tokens
+        special = {token.content for token in added if token.special}
+        tokens = {i: text for i, text in tokens.items() if text not in special}
+        merges = [pair for pair in merges if not special.intersection((*pair, "".join(pair)))]
     if len(expressions) > MAX_EXPRESSIONS:
         raise FormatError(f"the tokeniser has {len(expressions)} expressions; the limit is {MAX_EXPRESSIONS}")
     if len(added) > MAX_ADDED:

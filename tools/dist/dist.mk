@@ -14,7 +14,8 @@ dist: $(addprefix dist-,$(DIST_TARGETS)) wheels sdist deb
 $(addprefix dist-,$(DIST_TARGETS)): dist-%: $(BUILD)/.deps-dist
 	mkdir -p build/dist/$*/programs
 	variables=$$(tools/dist/libraries --variables $*) && \
-	    eval env -u MAKEFLAGS -u MAKELEVEL make -j$(JOBS) "$$variables" BUILD=build/dist/$*/objects BIN=build/dist/$*/programs \
+	    eval env -u MAKEFLAGS -u MAKELEVEL make -j$(JOBS) "$$variables" \
+	    BUILD=build/dist/$*/objects BIN=build/dist/$*/programs \
 	    build/dist/$*/programs/moe$(if $(findstring windows,$*),.exe)
 	tools/dist/pack $* $(VERSION)
 
