@@ -132,7 +132,7 @@ int conf_flag(conf *c, const char *key, int otherwise) {
 const char *conf_text(conf *c, const char *key) {
     const cJSON *x = conf_raw(c, key);
     if (x && !cJSON_IsString(x)) conf_refuse(c, key, x, "");
-    return cJSON_IsString(x) ? x->valuestring : NULL;
+    return x && cJSON_IsString(x) ? x->valuestring : NULL;
 }
 
 /* Return a number, or a boolean as one, like Python. */

@@ -127,7 +127,7 @@ static const char *own_spelling(making *m, const char *name) {
 /* Reject layers after the last one unless they predict further tokens. */
 static int check_skipped(making *m, const decoder *d, const stored_list *list, int64_t layer, const stored *first) {
     for (size_t i = 0; i < list->n; i++) {
-        const char *rest;
+        const char *rest = "";
         if (layer_of(list->items[i].name, &rest) == layer && strstr(rest, "eh_proj")) {
             making_note(m, "skipping layer %" PRId64 ", which predicts further tokens", layer);
             return 1;

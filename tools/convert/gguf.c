@@ -247,7 +247,8 @@ static int read_header(making *m, const packed_file *file, const char *name, hea
                              tensors, keys, MAX_TENSORS, MAX_KEYS);
     h->values = making_keep(m, NULL, (size_t)keys * sizeof *h->values);
     entry *entries = calloc((size_t)tensors + 1, sizeof *entries);
-    int good = h->values && (entries || making_no_memory(m));
+    int good = h->values && entries;
+    if (!entries) making_no_memory(m);
     for (size_t i = 0; i < keys && good; i++) good = take_value(h, i);
     for (size_t i = 0; i < tensors && good; i++) good = take_entry(h, i, &entries[i]);
     good = good && place_entries(h, entries, (size_t)tensors, list);
@@ -570,7 +571,7 @@ static int read_config(gguf *g) {
     d->width = whole_key(g, ".embedding_length", NONE, 1, 1 << 20);
     d->heads = whole_key(g, ".attention.head_count", NONE, 1, 1 << 16);
     if (!embedding) return making_refuse(g->m, g->h.file, "tensor token_embd.weight is missing");
-    if (g->m->status) return 0;
+    if (g->m->status || d->heads < 1) return 0;
     if (d->layers > DECODER_MAX_LAYERS) return refuse_value(g, find(g, ".block_count"), "");
     d->head = whole_key(g, ".attention.key_length", d->width / d->heads, 2, 1 << 16);
     d->keys = whole_key(g, ".attention.head_count_kv", d->heads, 1, d->heads);

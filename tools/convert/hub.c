@@ -701,7 +701,7 @@ static void drop_specials(pack_parts *parts) {
         moe_span *t = (size_t)a->id < parts->n_tokens ? &parts->tokens[a->id] : NULL;
         if (a->special && t && t->data && text_is(t->data, t->length, a->content.data)) *t = (moe_span){ NULL, 0 };
     }
-    while (parts->n_tokens && !parts->tokens[parts->n_tokens - 1].data) parts->n_tokens--;
+    while (parts->tokens && parts->n_tokens && !parts->tokens[parts->n_tokens - 1].data) parts->n_tokens--;
 }
 
 static int known_setting(const void *user, const char *key) {

@@ -296,16 +296,26 @@ static int read_norms(job *j) {
         "precede or follow every layer");
 }
 
+/* Read a version, vMAJOR.MINOR.PATCH and more, with numbers of at most four digits. */
+static int parse_version(const char *text, long numbers[3]) {
+    for (int i = 0; i < 3; i++) {
+        const size_t digits = *text == (i ? '.' : 'v') ? strspn(text + 1, "0123456789") : 0;
+        if (digits < 1 || digits > 4) return 0;
+        numbers[i] = strtol(text + 1, NULL, 10);
+        text += 1 + digits;
+    }
+    return 1;
+}
+
 /* Read the version, which determines the inputs of keys and values. */
 static int read_version(job *j) {
     settings *s = &j->s;
-    int numbers[3] = { 0 }, read = 0;
+    long numbers[3] = { 0 };
     char copy[48];
     moe_span v;
     if (!making_failed(j->m, yaml_text(&j->model_map, "version", "", &v, j->m->error))) return 0;
     snprintf(copy, sizeof copy, "%.*s", (int)(v.length < sizeof copy ? v.length : sizeof copy - 1), v.data);
-    const int valid = strspn(copy, "v.0123456789") >= 6 && copy[1] != '.' &&
-                      sscanf(copy, "v%4d.%4d.%4d%n", &numbers[0], &numbers[1], &numbers[2], &read) == 3 && read >= 6;
+    const int valid = parse_version(copy, numbers);
     if (s->before && !valid)
         return making_refuse(
             j->m, j->model_map.where,
@@ -358,7 +368,7 @@ static int read_settings(job *j) {
 #define CHOICE(field, key, values, when)                                                                          \
     if (is_for(s, when) && !making_failed(j->m, yaml_choice(map, key, values, &s->field, j->m->error))) return 0;
 #define NUMBER(field, key, otherwise, least, most, when)                                                         \
-    if (is_for(s, when) && !making_failed(j->m, yaml_whole(map, key, *otherwise ? otherwise : NULL, least, most, \
+    if (is_for(s, when) && !making_failed(j->m, yaml_whole(map, key, *(otherwise) ? (otherwise) : NULL, least, most, \
                                                            &s->field, j->m->error)))                             \
         return 0;
 #define FLAG(field, key)                                                                             \

@@ -79,7 +79,7 @@ static moe_status read_shape(reader *r, bin_item *item) {
 static moe_status read_data(reader *r, bin_file *bin, bin_item *item, uint64_t kind, uint64_t length, int *kept) {
     const char *name = item->name;
     item->data = take(r, length);
-    if (!item->data) return DAMAGED(r, "%.80s: %.80s is truncated", r->name, name);
+    if (!name || !item->data) return DAMAGED(r, "%.80s: %.80s is truncated", r->name, name ? name : "an item");
     if (strcmp(name, settings_name) == 0) {
         if (kind != BIN_TEXT || length != item->elements || length > BIN_MAX_TEXT)
             return DAMAGED(r, "%.80s: %s is not text: damaged", r->name, name);

@@ -95,7 +95,6 @@ static moe_status inflate_all(unpacking *u, moe_error *error) {
             continue;
         }
         if (between && inflateReset(&u->z) != Z_OK) break;
-        between = 0;
         u->z.next_out = u->out;
         u->z.avail_out = BLOCK;
         const int result = inflate(&u->z, Z_NO_FLUSH);

@@ -95,8 +95,9 @@ static int read_file(making *m, const char *file, const packed_file *mapped, sto
     size_t n = 0, begin = list->n;
     if (!header) return 0;
     span *spans = malloc(((size_t)cJSON_GetArraySize(header) + 1) * sizeof *spans);
-    int good =
-        spans ? cJSON_IsObject(header) || making_refuse(m, file, "the header is not an object") : making_no_memory(m);
+    int good = spans && cJSON_IsObject(header);
+    if (!spans) making_no_memory(m);
+    else if (!good) making_refuse(m, file, "the header is not an object");
     if (good) cJSON_ArrayForEach(x, header) {
             stored t;
             if (!good || strcmp(x->string, "__metadata__") == 0) continue;
@@ -158,9 +159,10 @@ static int read_shards(making *m, const char *folder, const char *path, shards *
     if (good) cJSON_ArrayForEach(x, map) {
             size_t at = 0, known = 0;
             const char *name = cJSON_IsString(x) ? x->valuestring : "";
-            if (good && (!*name || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0))
+            if (!*name || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0) {
                 good = making_refuse(m, file, "no weight_map from tensors to files in this folder");
-            if (!good) break;
+                break;
+            }
             const uint32_t hash = text_hash(name, strlen(name));
             for (uint32_t i; (i = text_index_next(&seen, hash, &at)) != TEXT_NONE;)
                 known |= strcmp(names[i], name) == 0;
@@ -172,6 +174,7 @@ static int read_shards(making *m, const char *folder, const char *path, shards *
             names[out->n] = name;
             good = good && whole && (text_index_add(&seen, hash, out->n) || making_no_memory(m)) &&
                    open_file(m, folder, name, out, list);
+            if (!good) break;
         }
     good = good && check_map(m, map, list);
     text_index_free(&seen);

@@ -318,7 +318,7 @@ static int read_number(moe_span text, const char *set, double *value) {
 
 moe_status yaml_real(const yaml_map *map, const char *key, const char *otherwise, double least, double most,
                      double *value, moe_error *error) {
-    moe_span text;
+    moe_span text = { NULL, 0 };
     const moe_status status = yaml_text(map, key, otherwise, &text, error);
     if (status) return status;
     if (text_is(text.data, text.length, "true")) text = (moe_span){ "1", 1 };
@@ -329,7 +329,7 @@ moe_status yaml_real(const yaml_map *map, const char *key, const char *otherwise
 
 moe_status yaml_whole(const yaml_map *map, const char *key, const char *otherwise, int64_t least, int64_t most,
                       int64_t *value, moe_error *error) {
-    moe_span text;
+    moe_span text = { NULL, 0 };
     double number;
     const moe_status status = yaml_text(map, key, otherwise, &text, error);
     if (status) return status;

@@ -184,9 +184,11 @@ static moe_status sink_hash(fetch *f, const char *data, size_t length) {
                          "%.100s is larger than the announced %llu bytes; try again later",
                          s->text ? f->from->what : s->file->name, (unsigned long long)s->most);
     if (s->text) return MOE_OK;
-    if (s->packed) return sink_unpack(f, data, length);
-    sha256_add(&s->hash, data, length);
-    return MOE_OK;
+    moe_status status = MOE_OK;
+    if (s->packed) status = sink_unpack(f, data, length);
+    else sha256_add(&s->hash, data, length);
+    s->unpacker.next_in = NULL; /* data belongs to the caller */
+    return status;
 }
 
 static moe_status sink_write(fetch *f, const char *data, size_t length) {
@@ -461,7 +463,7 @@ static outcome request_all(fetch *f) {
 /* Wait, unless stopped. */
 static int wait_for(fetch *f, double seconds) {
     const struct timespec tenth = { 0, 100000000 };
-    for (; seconds > 0; seconds -= 0.1) {
+    for (int tenths = (int)(10 * seconds); tenths > 0; tenths--) {
         if (f->settings.stop && *f->settings.stop) return 0;
         nanosleep(&tenth, NULL);
     }

@@ -386,8 +386,8 @@ moe_status store_list(store_model **out, size_t *n, moe_error *error) {
 
 moe_status store_remove(const char *id, const volatile sig_atomic_t *stop, void (*waiting)(long process), int *left,
                         moe_error *error) {
-    char folder[STORE_PATH];
-    int lock;
+    char folder[STORE_PATH] = "";
+    int lock = -1;
     moe_status status = store_folder(id, folder, error);
     if (status || (status = store_lock(folder, stop, waiting, &lock, error))) return status;
     status = remove_files(folder, NULL, error);

@@ -270,7 +270,7 @@ static int check_system(const options *o) {
                        : o->reload     ? "reload"
                        : o->pid_file   ? "pid-file"
                                        : NULL;
-    return SYSTEM_IS_WINDOWS && name ? program_usage_error("--%s is not supported on Windows", name) : -1;
+    return name && SYSTEM_IS_WINDOWS ? program_usage_error("--%s is not supported on Windows", name) : -1;
 }
 
 static int read_options(options *o, int argc, char **argv) {

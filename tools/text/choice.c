@@ -77,7 +77,10 @@ static double number_of(const char *record, const char *key) {
     at += strspn(at, " \t");
     if (!isdigit((unsigned char)*at)) return -1;
     for (; isdigit((unsigned char)*at); at++) value = 10 * value + (*at - '0'); /* strtod depends on the locale */
-    for (at += *at == '.'; isdigit((unsigned char)*at); at++, unit *= 10) value = 10 * value + (*at - '0');
+    for (at += *at == '.'; isdigit((unsigned char)*at); at++) {
+        value = 10 * value + (*at - '0');
+        unit *= 10;
+    }
     return value / unit;
 }
 

@@ -38,7 +38,7 @@ static moe_status name_conversion(const char *path, conversion *c, moe_error *er
     sha256 s;
     if (!real) return text_fail(error, MOE_ERROR_IO, "", "cannot open %.160s: %s", path, strerror(errno));
     moe_status status = text_place_of_models(1, c->folder, sizeof c->folder - 8, error);
-    strcat(c->folder, status ? "" : "/files");
+    if (!status) snprintf(c->folder + strlen(c->folder), 8, "/files");
     sha256_begin(&s);
     sha256_add(&s, real, strlen(real));
     sha256_end(&s, place);
