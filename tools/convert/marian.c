@@ -367,9 +367,9 @@ static int read_settings(job *j) {
     if (!read_fixed(j, key, value)) return 0;
 #define CHOICE(field, key, values, when)                                                                          \
     if (is_for(s, when) && !making_failed(j->m, yaml_choice(map, key, values, &s->field, j->m->error))) return 0;
-#define NUMBER(field, key, otherwise, least, most, when)                                                         \
+#define NUMBER(field, key, otherwise, least, most, when)                                                             \
     if (is_for(s, when) && !making_failed(j->m, yaml_whole(map, key, *(otherwise) ? (otherwise) : NULL, least, most, \
-                                                           &s->field, j->m->error)))                             \
+                                                           &s->field, j->m->error)))                                 \
         return 0;
 #define FLAG(field, key)                                                                             \
     if (!making_failed(j->m, yaml_choice(map, key, "false true", &s->field, j->m->error))) return 0;
