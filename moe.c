@@ -11280,7 +11280,8 @@ static void moe_list_layout(const moe_session *s, int gathers, moe_list *list, m
     const size_t rows = s->api || !gathers ? 0 : moe_min(MOE_GATHERED, moe_round_up(w->rows, MOE_Q8_ROWS));
     list->capacity = rows;
     list->ids = moe_carve(at, w->rows, sizeof *list->ids);
-    list->w = moe_matrix_view(w->type, rows, w->cols, moe_carve(at, moe_matrix_bytes(w->type, rows, w->cols), 1));
+    list->w =
+        moe_matrix_view(w->type, rows, w->cols, moe_carve(at, (size_t)moe_matrix_bytes(w->type, rows, w->cols), 1));
     if (s->model->output_bias) list->bias = moe_carve(at, rows, sizeof *list->bias);
 }
 

@@ -301,6 +301,13 @@ fuzz-coverage:
 $(BUILD)/replay: $(BUILD)/replay.o $(BUILD)/fuzz_model.o
 	$(LINK) -lm -o $@
 
+# Targets for text without libFuzzer; those for WebAssembly are linked with REPLAY=wasm.
+REPLAY_OBJECTS = $(if $(filter wasm,$(REPLAY)),$(TEXT_OBJECTS) $(MOE_OBJECTS),$(SERVER_OBJECTS) $(GET_OBJECTS) \
+	$(BUILD)/libtext.a $(LIBRARY))
+REPLAY_LINK = $(if $(filter wasm,$(REPLAY)),-sNODERAWFS=1 -sALLOW_MEMORY_GROWTH=1,-lmicrohttpd -lcurl)
+$(BUILD)/replay-%: $(BUILD)/fuzz_%.o $(BUILD)/replay.o $(REPLAY_OBJECTS)
+	$(LINK) $(REPLAY_LINK) $(TEXT_LIBS) -o $@
+
 # Compare kernels on emulated processors, with and without matrix and dot products, with portable kernels, and whole
 # models with this machine. tests/cross/cmocka.h replaces cmocka, and programs are static, so a cross compiler and qemu
 # suffice. qemu is slow; SLOW= runs all rounds, instead of the few that run under valgrind.
@@ -344,6 +351,8 @@ test-dist: all dist build/cross/en-pt.bin | $(BUILD)/.deps-targets $(BUILD)/.dep
 	    $(foreach target,$(filter-out windows%,$(DIST_TARGETS)),"tests/python tests/dist/programs.py $(target)") \
 	    "tests/python tests/dist/wheels.py" "tests/python tests/dist/deb.py"
 
-test-targets: $(BUILD)/translate_ids $(BIN)/moe-translate $(BIN)/moe-quantize build/cross/en-pt.bin | $(BUILD)/.deps-targets
-	@$(call run_targets,riscv64 armhf aarch64-musl windows windows-avx2 wasi wasi-simd128 kernels-wasi) \
+test-targets: $(BUILD)/translate_ids $(BIN)/moe-translate $(BIN)/moe-quantize build/cross/en-pt.bin | $(BUILD)/.deps-targets \
+    $(BUILD)/.deps-dist $(BUILD)/.deps-test
+	@$(call run_targets,riscv64 armhf aarch64-musl windows windows-avx2 wasi wasi-simd128 kernels-wasi fuzz-text-i386 \
+	    fuzz-text-wasm) \
 	    "tests/python tests/cross/windows.py"

@@ -7,7 +7,8 @@ Usage: tests/python tests/cross/targets.py TARGET...    (make test-hashes, make 
 
 Compiles tests/cross/translate_ids.c and README's example with ids for each TARGET and runs them with qemu, wine or
 node. `here` is this machine's build, in the folders BUILD and BIN. Targets with the text library also translate the
-texts. Target `fuzz-i386` runs the seeds of fuzz_model on 32-bit x86, `kernels-wasi` runs test_kernels in WebAssembly.
+texts. Target `fuzz-i386` runs the seeds of fuzz_model on 32-bit x86, `fuzz-text-i386` and `fuzz-text-wasm` those of the
+other targets of tests/fuzz, with the libraries of tools/dist; `kernels-wasi` runs test_kernels in WebAssembly.
 --model converts en-pt, a published model from PyPI. --write records the results of this machine, and the
 ids of tests/golden/sentences.tsv.
 """
@@ -15,13 +16,15 @@ import functools
 import glob
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [os.path.join(ROOT, "tests"), os.path.join(ROOT, "tests/convert"), os.path.join(ROOT, "tools/python")]
+sys.path[:0] = [os.path.join(ROOT, folder) for folder in ("tests", "tests/convert", "tests/fuzz", "tools/python")]
 import converting  # noqa: E402
+import inputs  # noqa: E402
 from suite import Suite  # noqa: E402
 
 ZIG = [sys.executable, "-m", "ziglang", "cc", "-target"]
@@ -187,6 +190,29 @@ def fuzz_seeds_on_i386():
         print(*output([*replay, "-mutations=20", FUZZ]), sep="\n")
 
 
+def fuzz_text(platform, emulator, targets, *options):
+    """Run the seeds and kept inputs of fuzz targets with the libraries of a platform of tools/dist."""
+    objects = f"build/dist/{platform}/objects"
+    programs = [f"{objects}/replay-{target}" for target in targets]
+    output(["sh", "-c", f"variables=$(tools/dist/libraries --variables {platform}) && eval env -u MAKEFLAGS "
+            f'-u MAKELEVEL make -j{os.cpu_count()} "$variables" BUILD={objects} BIN={objects} "$@"', "sh", *options, *programs])
+    for target, program in zip(targets, programs):
+        folders = [folder for folder in [*inputs.write_seeds(target), f"{inputs.FUZZ}/corpus/{target}"]
+                   if os.path.isdir(os.path.join(ROOT, folder)) and os.listdir(os.path.join(ROOT, folder))]
+        said = output([*emulator, program, "-mutations=20", *folders])
+        print(f"    {target}: {said[-1]}")
+        assert re.fullmatch(r"ok [1-9]\d* inputs", said[-1]), (target, said[-5:])
+
+
+def fuzz_text_on_i386():
+    fuzz_text("linux-i386", [], ["text", "bpe", "lines", "routing", "idx", "marian", "checkpoint", "get", "server"])
+
+
+def fuzz_text_on_wasm():
+    """Run those whose code is in moe.wasm; `lines` needs pipes."""
+    fuzz_text("wasm", ["node", "--no-warnings", "--no-experimental-fetch"], ["text", "bpe", "marian", "checkpoint"], "REPLAY=wasm")
+
+
 def kernels_on_wasi():
     with tempfile.TemporaryDirectory() as folder:
         program = os.path.join(folder, "program")
@@ -211,5 +237,6 @@ if __name__ == "__main__":
         if target in TARGETS:
             add(target)
         else:
-            test({"here": same_here, "fuzz-i386": fuzz_seeds_on_i386, "kernels-wasi": kernels_on_wasi}[target])
+            test({"here": same_here, "fuzz-i386": fuzz_seeds_on_i386, "fuzz-text-i386": fuzz_text_on_i386,
+                  "fuzz-text-wasm": fuzz_text_on_wasm, "kernels-wasi": kernels_on_wasi}[target])
     sys.exit(test.run())

@@ -345,7 +345,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     const mw_image image = wrap(data, size, n_pieces, &r);
     fuzz_write(fuzz_path("model.bin"), image.data, image.bytes);
     free(image.data);
-    const moe_status status = text_open(fuzz_path("model.bin"), levels[fuzz_below(&r, 4)], NULL, &front, &e);
+    const moe_status status = text_open(fuzz_path("model.bin"), (int)levels[fuzz_below(&r, 4)], NULL, &front, &e);
     check_status(status, &e);
     if (status == MOE_OK) use_front(&front, data, size, &r);
     if (status == MOE_OK) text_close(&front);

@@ -1,5 +1,5 @@
 /* replay.c - runs a fuzz target on all files in folders, without libFuzzer: replay [-mutations=N] FOLDER...
- * With -mutations, also on N inputs that the target's mutator makes from each file, with fixed seeds. For
+ * With -mutations, also on N inputs made from each file with fixed seeds, by the target's mutator if it has one. For
  * `make fuzz-coverage` and tests/cross/targets.py. */
 #define _POSIX_C_SOURCE 200809L
 
@@ -9,12 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-int LLVMFuzzerInitialize(int *argc, char ***argv);
+__attribute__((weak)) int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
 __attribute__((weak)) size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed);
 
-/* Called by mutators: change a few bytes. */
+/* Change a few bytes. */
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size) {
     static uint32_t random = 1;
     (void)max_size;
@@ -30,7 +30,7 @@ int main(int argc, char **argv) {
     static uint8_t data[1 << 20], mutated[1 << 20];
     size_t files = 0, size;
     unsigned number = 0;
-    LLVMFuzzerInitialize(&argc, &argv);
+    if (LLVMFuzzerInitialize) LLVMFuzzerInitialize(&argc, &argv);
     for (int i = 1; i < argc; i++) {
         if (strncmp(argv[i], mutations, sizeof mutations - 1) == 0) {
             number = (unsigned)strtoul(argv[i] + sizeof mutations - 1, NULL, 10);
@@ -47,14 +47,17 @@ int main(int argc, char **argv) {
             size = fread(data, 1, sizeof data, file);
             fclose(file);
             LLVMFuzzerTestOneInput(data, size);
-            for (unsigned seed = 1; seed <= number && LLVMFuzzerCustomMutator; seed++) {
+            for (unsigned seed = 1; seed <= number; seed++) {
                 memcpy(mutated, data, size);
-                LLVMFuzzerTestOneInput(mutated, LLVMFuzzerCustomMutator(mutated, size, sizeof mutated, seed));
+                const size_t bytes = LLVMFuzzerCustomMutator
+                                         ? LLVMFuzzerCustomMutator(mutated, size, sizeof mutated, seed)
+                                         : LLVMFuzzerMutate(mutated, size, sizeof mutated);
+                LLVMFuzzerTestOneInput(mutated, bytes);
             }
             files++;
         }
         if (folder) closedir(folder);
     }
-    printf(files ? "ok %zu inputs\n" : "FAIL %zu inputs: run make fuzz-model SECONDS=N first\n", files);
+    printf(files ? "ok %zu inputs\n" : "FAIL %zu inputs: run make fuzz SECONDS=N first\n", files);
     return !files;
 }

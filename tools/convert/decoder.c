@@ -401,7 +401,7 @@ static void put_embedding(builder *b) {
     const uint64_t shape[4] = { (uint64_t)d->vocabulary, (uint64_t)d->width };
     const int tied = d->tied && stored_find(b->list, names[1]), alone = tied && !stored_find(b->list, names[0]);
     const stored *first = take(b, names[alone], shape), *second = tied && !alone ? take(b, names[1], shape) : NULL;
-    tensor *t = add_tensor(b, "embedding.weight", shape[0], shape[1], 1);
+    tensor *t = add_tensor(b, "embedding.weight", (size_t)shape[0], (size_t)shape[1], 1);
     if (first && second && first->data != second->data &&
         (first->format != second->format || memcmp(first->data, second->data, (size_t)stored_bytes(first)) != 0))
         making_refuse(b->m, first->file, "tensors %.60s and %.60s should be tied, but differ", first->own, second->own);
