@@ -117,7 +117,8 @@ def the_papers_shape_runs_from_sentences_to_the_engine():
         digits.save(network, path("model.pt"), report)
         convert.convert(types.SimpleNamespace(
             input=path("model.pt"), output=path("model.bin"), licence="", attribution="", spm="", preset=None,
-            type="f32", meta=[], description="", layout="moe", name="x", like=None, experts=None, shortlist=None))
+            type="f32", meta=[], description="", layout="moe", name="x", like=None, experts=None, shortlist=None,
+            ids_only=True, vocab=None, bpe=None))
         wanted = ref.load(path("model.bin"), torch.float64).classify(data.test[0].double())
         got = subprocess.run([CLASSIFY, "-m", path("model.bin"), "--json", path("test-images-idx3-ubyte")],
                              stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines()

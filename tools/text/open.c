@@ -347,7 +347,7 @@ void text_say_how_to_convert(const char *path, moe_error *error) {
     if (dir) {
         found = foreign_in(dir, &name);
         closedir(dir);
-    } else if (data && error->code == MOE_ERROR_FORMAT) {
+    } else if (data && (error->code == MOE_ERROR_FORMAT || error->code == MOE_ERROR_UNSUPPORTED)) {
         found = foreign_of(slash ? slash + 1 : path);
     }
     const char *file = name.length ? name.data : "";
