@@ -5,6 +5,7 @@ import glob
 import hashlib
 import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,9 +32,24 @@ def convert_here(*command):
         sys.argv = argv
 
 
+def has_tokeniser(path):
+    """Return True unless a folder with config.json, a Marian model or a GGUF file has no part of a tokeniser."""
+    if os.path.isfile(path) and path.endswith(".gguf"):
+        with open(path, "rb") as file:
+            begin = file.read(1 << 20)
+        return b"tokenizer.ggml.tokens" in begin or b"tokenizer.ggml.model" in begin
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    names = " ".join(os.listdir(folder)) if os.path.isdir(folder) else ""
+    if not os.path.isfile(os.path.join(folder, "config.json")) and not re.search(r"decoder\.yml|\.npz|\.alphas", names):
+        return True
+    return bool(re.search(r"tokenizer\.(json|model)|vocab\S*\.json|\.(spm|tiktoken|bpe)\b|sentencepiece|merges", names))
+
+
 def convert_quietly(*command):
-    """Run convert.py; return its error message or None."""
-    return convert_here(*command)[0]
+    """Run convert.py; return its error message or None. Sources without a tokeniser become models of token ids."""
+    sources = [x for i, x in enumerate(command) if os.path.exists(x) and (not i or command[i - 1] not in ("-o", "--spm"))]
+    bare = "--ids-only" not in command and any(not has_tokeniser(x) for x in sources)
+    return convert_here(*command, *["--ids-only"] * bare)[0]
 
 
 def run(command, lines=(), status=0):

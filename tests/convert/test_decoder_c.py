@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-from converting import ROOT, convert_quietly
+from converting import ROOT, convert_here, convert_quietly, has_tokeniser
 from suite import Skip, Suite
 
 try:
@@ -36,10 +36,12 @@ test = Suite()
 gguf_test = test.needs(gguf, "NumPy or gguf")
 
 
-def convert_c(path, out, kind="-", experts="-"):
-    """Convert in C; return (error message or None, notes)."""
-    done = subprocess.run([os.path.join(BUILD, "convert_here"), kind, experts, path, out], capture_output=True,
-                          timeout=120)
+def convert_c(path, out, kind="-", experts="-", ids_only=True):
+    """Convert in C; return (error message or None, notes). Sources without a tokeniser become models of token ids if
+    `ids_only` is True."""
+    options = ["--ids-only"] * (ids_only and not has_tokeniser(path))
+    done = subprocess.run([os.path.join(BUILD, "convert_here"), *options, kind, experts, path, out],
+                          capture_output=True, timeout=120)
     lines = done.stdout.decode(errors="replace").splitlines()
     assert done.returncode == 0 and lines, (path, done)
     return None if lines[-1] == "ok" else lines[-1], [x.removeprefix("note: ") for x in lines[:-1]]
@@ -260,6 +262,29 @@ def tables_of_both_converters_are_complete():
 
 
 # ---- Errors ----------------------------------------------------------------------------------------------------------
+
+@gguf_test
+def models_without_a_tokeniser_are_rejected():
+    with tempfile.TemporaryDirectory() as at, gguf_file("qwen3") as gguf_path:
+        os.mkdir(at + "/m")
+        make.make(at + "/m", "qwen3")
+        for path in at + "/m", gguf_path:
+            for complaint, _ in convert_c(path, at + "/c", ids_only=False), convert_here(path, "-o", at + "/c"):
+                assert "missing" in complaint and "--ids-only" in complaint and not os.path.exists(at + "/c"), complaint
+        program = [sys.executable, os.path.join(ROOT, "tools", "convert", "convert.py")]
+        done = subprocess.run([*program, at + "/m", "-o", at + "/c"], capture_output=True, encoding="utf-8")
+        assert done.returncode == 1 and "tokenizer.json is missing" in done.stderr, done
+        config = {**make.CONFIGS["qwen3"], "model_type": "gpt_oss"}
+        write(at + "/m/config.json", json.dumps(config).encode())
+        for complaint, _ in convert_c(at + "/m", at + "/c"), convert_here(at + "/m", "-o", at + "/c"):
+            assert "gpt_oss" in complaint and all(x in complaint for x in make.FAMILIES), complaint
+        os.unlink(gguf_path)
+    with gguf_file("llama", change=lambda x: x) as path:
+        data = bytes_of(path).replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0gptox", 1)
+        write(path, data)
+        for complaint, _ in convert_c(path, path + ".bin"), convert_here(path, "-o", path + ".bin"):
+            assert "gptox" in complaint and "hunyuan-moe" in complaint and "qwen3moe" in complaint, complaint
+
 
 def changed(name, change):
     """Return a damage of one file: `change` receives and returns its bytes."""

@@ -24,7 +24,7 @@ import tempfile
 
 from moe_translate import Model, Translator
 
-from converting import TRANSLATE, convert_quietly, run
+from converting import TRANSLATE, convert_here, convert_quietly, run
 from suite import Suite
 
 try:
@@ -564,10 +564,11 @@ def tokenisers_that_split_differently_are_rejected_by_name():
 
 # Of each family: the missing files, a file that cannot replace them, and the message.
 INCOMPLETE = (("nllb", ["sentencepiece.bpe.model"], "tokenizer.json", "sentencepiece.bpe.model is missing; found only "
-               "tokenizer.json"), ("nllb", ["sentencepiece.bpe.model"], None, None),
+               "tokenizer.json"), ("nllb", ["sentencepiece.bpe.model"], None, "sentencepiece.bpe.model is missing. To convert"),
               ("m2m", ["vocab.json"], "tokenizer_config.json", "vocab.json is missing; found only sentencepiece.bpe.model"),
               ("marian", ["source.spm", "target.spm"], "tokenizer.json", "source.spm and target.spm are missing; found "
-               "only tokenizer.json and vocab.json"), ("marian", ["source.spm", "target.spm", "vocab.json"], None, None),
+               "only tokenizer.json and vocab.json"), ("marian", ["source.spm", "target.spm", "vocab.json"], None,
+                                                "source.spm and target.spm and vocab.json are missing. To convert"),
               ("marian", ["source.spm", "target.spm", "vocab.json"], "source.bpe", "found only source.bpe"))
 
 
@@ -580,13 +581,9 @@ def models_without_a_tokeniser_need_ids_only():
             if other:
                 write_json(os.path.join(c.folder, other), {"tokenizer_class": "M2M100Tokenizer"})
             command, out = ("--from", "hf", c.folder, "-o", c.folder + ".bin"), c.folder + ".bin"
-            with contextlib.redirect_stderr(io.StringIO()) as notes:
-                complaint = convert_quietly(*command)
-            assert (complaint is None) == (message is None) == os.path.exists(out), (kind, missing, complaint)
-            if message:
-                assert message in complaint and "use --ids-only" in complaint, complaint
-            else:
-                assert "will accept token ids only, as with --ids-only" in notes.getvalue(), notes.getvalue()
+            complaint, _ = convert_here(*command)
+            assert complaint and not os.path.exists(out), (kind, missing)
+            assert message in complaint and "use --ids-only" in complaint, complaint
             with contextlib.redirect_stderr(io.StringIO()) as notes:
                 assert convert_quietly(*command, "--ids-only") is None
             assert "tokeniser" not in notes.getvalue(), notes.getvalue()

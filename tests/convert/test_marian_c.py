@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 
-from converting import ROOT, TRANSLATE, convert_quietly
+from converting import ROOT, TRANSLATE, convert_quietly, has_tokeniser
 from suite import Skip, Suite
 
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"))
@@ -40,7 +40,9 @@ cases = 6
 
 def convert_c(path, out, kind="q8"):
     """Convert in C; return (error message or None, notes)."""
-    done = subprocess.run([os.path.join(BUILD, "convert_here"), kind, "-", path, out], capture_output=True, timeout=60)
+    options = ["--ids-only"] * (not has_tokeniser(path))
+    done = subprocess.run([os.path.join(BUILD, "convert_here"), *options, kind, "-", path, out], capture_output=True,
+                          timeout=60)
     lines = done.stdout.decode(errors="replace").splitlines()
     assert done.returncode == 0 and lines, (path, done)
     return None if lines[-1] == "ok" else lines[-1], lines[:-1]

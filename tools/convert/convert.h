@@ -19,6 +19,7 @@ typedef struct convert_options {
     /* 1: an interrupted call leaves OUT.partial, which the next one continues if the source and the options are equal.
      * Waits for another process that writes OUT. If OUT exists, does nothing. */
     int resume;
+    int ids_only; /* 1: store no tokeniser; the model accepts token ids only */
 } convert_options;
 
 typedef enum convert_layout { CONVERT_NONE, CONVERT_MARIAN, CONVERT_HUB, CONVERT_GGUF } convert_layout;

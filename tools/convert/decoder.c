@@ -60,6 +60,19 @@ const decoder_family *decoder_family_of(const char *name, size_t length, int spa
     return found;
 }
 
+const char *decoder_families(making *m, int architectures) {
+    text_bytes out = { 0 };
+    for (size_t i = 0; i < FAMILIES; i++) {
+        const char *name = architectures ? families[i].architecture : families[i].name;
+        if (architectures && i && strcmp(name, families[i - 1].architecture) == 0) continue;
+        text_append_string(&out, i ? ", " : "");
+        text_append_string(&out, name);
+    }
+    const char *list = making_keep(m, out.failed ? "" : out.data, out.failed ? 0 : out.length);
+    text_bytes_free(&out);
+    return list ? list : "";
+}
+
 /* ---- Configuration ---- */
 
 int decoder_check(making *m, const decoder *d) {

@@ -334,12 +334,11 @@ def put_embeddings(b, m, say):
 
 def tokens_meta(folder, m, say, row=None, ids_only=False):
     """Return the metadata of a folder's tokeniser and prompts, or of a model that accepts ids only."""
-    there = hf_tokens.pieces_in(folder)
-    missing = not {"tokenizer.json", "hy.tiktoken"} & set(there)
-    if missing and not ids_only:
-        hf_tokens.no_tokeniser(["tokenizer.json"], there, say)
-    if missing or ids_only:
+    if ids_only:
         return {"tokenizer.kind": "none"}
+    there = hf_tokens.pieces_in(folder)
+    if not {"tokenizer.json", "hy.tiktoken"} & set(there):
+        hf_tokens.no_tokeniser(["tokenizer.json"], there)
     name, found = os.path.basename(os.path.abspath(folder)), byte_bpe.tokenizer_meta(folder, m.vocabulary)
     found.update(prompts.prompt_meta(folder, m.family, name, say, row))
     return begin_with(found, found["tokenizer.model"].start, m, f"{folder}/tokenizer.json", say)

@@ -1164,14 +1164,15 @@ static int read_family(gguf *g) {
     char text[SHORT];
     g->d.family = v && v->type == STRING ? decoder_family_of(v->text.data, v->text.length, has_experts(g)) : NULL;
     if (!g->d.family)
-        return making_unsupported(g->m, g->h.file, "general.architecture %s has no reader in C",
-                                  v ? shown(v, text) : "(missing)");
+        return making_unsupported(g->m, g->h.file, "general.architecture %s has no reader in C: expected %s",
+                                  v ? shown(v, text) : "(missing)", decoder_families(g->m, 1));
     snprintf(g->architecture, sizeof g->architecture, "%s", g->d.family->architecture);
     return 1;
 }
 
-/* Note that the file has no tokeniser, or reject a part of one. `missing`: 1 the model, 2 the tokens, 3 both. */
-static int accept_ids_only(gguf *g, int missing) {
+/* Reject a file without a tokeniser; name the parts of one that it has. `missing`: 1 the model, 2 the tokens, 3 both.
+ */
+static int no_tokeniser(gguf *g, int missing) {
     static const char *const keys[] = { "tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.merges",
                                         "tokenizer.huggingface.json" };
     char text[96], there[128] = "";
@@ -1180,13 +1181,16 @@ static int accept_ids_only(gguf *g, int missing) {
              missing & 2 ? keys[1] : "", missing == 3 ? "are" : "is");
     for (size_t i = 0; i < 4; i++)
         if (find(g, keys[i])) n += (size_t)snprintf(there + n, sizeof there - n, "%s%s", n ? " and " : "", keys[i]);
-    if (n)
-        return making_refuse(g->m, g->h.file,
-                             "no tokeniser: %s; found only %s. To convert a model that accepts token ids only, use "
-                             "tools/convert/convert.py --ids-only",
-                             text, there);
-    making_note(g->m, "no tokeniser: %s. The model will accept token ids only, as with --ids-only", text);
-    return 1;
+    return making_refuse(g->m, g->h.file,
+                         "no tokeniser: %s%s%s. To convert a model that accepts token ids only, use "
+                         "tools/convert/convert.py --ids-only",
+                         text, n ? "; found only " : "", there);
+}
+
+/* Mark the keys of the tokeniser as read. */
+static void skip_tokeniser(gguf *g) {
+    for (size_t i = 0; i < g->h.n_values; i++)
+        if (text_begins_with(g->h.values[i].key, strlen(g->h.values[i].key), "tokenizer.")) find(g, g->h.values[i].key);
 }
 
 static int read_tokens(gguf *g) {
@@ -1194,7 +1198,8 @@ static int read_tokens(gguf *g) {
     if (g->m->status || !read_token_lists(g)) return 0;
     g->d.bos = 0;
     const int missing = !find(g, "tokenizer.ggml.model") + 2 * !find(g, "tokenizer.ggml.tokens");
-    if (missing ? !accept_ids_only(g, missing) : !read_tokeniser(g)) return 0;
+    if (g->options->ids_only) skip_tokeniser(g);
+    else if (missing ? !no_tokeniser(g, missing) : !read_tokeniser(g)) return 0;
     if (special(g, BOS) >= 0) g->d.bos = special(g, BOS);
     g->search.pad = special(g, PADDING);
     g->search.beam = 1;

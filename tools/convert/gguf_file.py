@@ -590,7 +590,7 @@ def tokens_of(k, m, say, wanted, ids_only):
     if ids_only:
         k.asked |= {key for key in k.values if key.startswith("tokenizer.")}
     elif missing:
-        hf_tokens.no_tokeniser(missing, there, say)
+        hf_tokens.no_tokeniser(missing, there)
     else:
         tokens.pack(wanted)
     return tokens

@@ -658,7 +658,7 @@ def read_hf(folder, say=lambda message: None, ids_only=False):
         raise FormatError("not a folder: --from hf requires a folder that contains config.json")
     config, generation = read_configs(folder)
     m = read_config(config)
-    return build(m, open_checkpoint(folder, say), generation, hf_tokens.read_tokens(folder, m, say, ids_only),
+    return build(m, open_checkpoint(folder, say), generation, hf_tokens.read_tokens(folder, m, ids_only),
                  files_in(folder), say)
 
 

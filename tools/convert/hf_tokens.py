@@ -273,13 +273,11 @@ def check_settings(folder):
                                   "not depend on it")
 
 
-def no_tokeniser(missing, unread=(), say=None):
-    """Reject a text model without a tokeniser. With `say`, only print a note if it has no part of one (`unread`)."""
-    what = f"no tokeniser: {' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing"
-    if not say or unread:
-        raise FormatError(what + f"; found only {' and '.join(unread)}" * bool(unread) +
-                          ". To convert a model that accepts token ids only, use --ids-only")
-    say(f"{what}. The model will accept token ids only, as with --ids-only")
+def no_tokeniser(missing, unread=()):
+    """Reject a text model without a tokeniser; unread: parts of one that were found."""
+    raise FormatError(f"no tokeniser: {' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing" +
+                      f"; found only {' and '.join(unread)}" * bool(unread) +
+                      ". To convert a model that accepts token ids only, use --ids-only")
 
 
 # Names of files with the pieces of a tokeniser
@@ -314,14 +312,14 @@ def class_of(folder, m, there):
     return classes[name]
 
 
-def read_tokens(folder, m, say=lambda message: None, ids_only=False):
+def read_tokens(folder, m, ids_only=False):
     """Return the metadata of a folder's tokeniser, or of a model that accepts ids only."""
-    there = [] if ids_only else pieces_in(folder)
-    read, wanted = (None, ()) if ids_only else class_of(folder, m, set(there))
+    if ids_only:
+        return {**NO_TOKENS, **(sources_meta(m, m.eos) if m.source_vocabulary != m.vocabulary else {})}
+    there = pieces_in(folder)
+    read, wanted = class_of(folder, m, set(there))
     missing = [name for name in wanted if name not in there]
     if missing:
-        no_tokeniser(missing, there, say)
-    if not there:
-        return {**NO_TOKENS, **(sources_meta(m, m.eos) if m.source_vocabulary != m.vocabulary else {})}
+        no_tokeniser(missing, there)
     check_settings(folder)
     return {"tokenizer.kind": "sentencepiece", **read(folder, m, os.path.join(folder, wanted[0]))}

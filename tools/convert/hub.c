@@ -315,7 +315,8 @@ static int read_family(hub *h) {
     if (h->m->status) return 0;
     h->d.family = type ? decoder_family_named(type) : NULL;
     if (!h->d.family)
-        return making_unsupported(h->m, c->file, "model_type %.40s has no reader in C", type ? type : "(missing)");
+        return making_unsupported(h->m, c->file, "model_type %.40s has no reader in C: expected %s",
+                                  type ? type : "(missing)", decoder_families(h->m, 0));
     const cJSON *classes = conf_raw(c, "architectures"), *x = cJSON_GetArrayItem(classes, 0);
     if (classes && !(cJSON_IsArray(classes) && cJSON_GetArraySize(classes) == 1 && cJSON_IsString(x) &&
                      strcmp(x->valuestring, h->d.family->class) == 0))
@@ -928,25 +929,23 @@ static int read_prompts(hub *h) {
     return good && h->tokens.name;
 }
 
-/* Note that the folder has no tokeniser, or reject a part of one. */
-static int accept_ids_only(hub *h) {
+/* Reject a folder without a tokeniser; name the first part of one that it has. */
+static int no_tokeniser(hub *h) {
     static const char *const pieces[] = { "tokenizer.model",       "*vocab*.json", "*vocab*.txt",
                                           "*vocab*.yml",           "merges.txt",   "*spiece*.model",
                                           "*sentencepiece*.model", "*.spm",        "*.bpe" };
     packed_names names = { 0 };
-    int good = making_failed(h->m, packed_list(h->options->path, &names, h->m->error));
-    for (size_t i = 0; i < names.n && good; i++)
-        for (size_t k = 0; k < ROWS(pieces) && good; k++)
-            if (fnmatch(pieces[k], names.data[i], 0) == 0)
-                good = making_refuse(h->m, tokeniser_file,
-                                     "missing; found only %.60s. To convert a model that accepts token ids only, use "
-                                     "tools/convert/convert.py --ids-only",
-                                     names.data[i]);
+    const char *found = NULL;
+    if (!making_failed(h->m, packed_list(h->options->path, &names, h->m->error))) return 0;
+    for (size_t i = 0; i < names.n && !found; i++)
+        for (size_t k = 0; k < ROWS(pieces) && !found; k++)
+            if (fnmatch(pieces[k], names.data[i], 0) == 0) found = names.data[i];
+    making_refuse(h->m, tokeniser_file,
+                  "missing%s%.60s. To convert a model that accepts token ids only, use tools/convert/convert.py "
+                  "--ids-only",
+                  found ? "; found only " : "", found ? found : "");
     packed_names_free(&names);
-    if (good)
-        making_note(
-            h->m, "no tokeniser: tokenizer.json is missing. The model will accept token ids only, as with --ids-only");
-    return good;
+    return 0;
 }
 
 static int read_tokens(hub *h) {
@@ -954,13 +953,13 @@ static int read_tokens(hub *h) {
     const char *path = making_join(h->m, h->options->path, tokeniser_file),
                *ranks = making_join(h->m, h->options->path, "hy.tiktoken");
     char where[256];
-    if (h->m->status) return 0;
+    if (h->m->status || h->options->ids_only) return h->m->status == MOE_OK;
     if (!read_json(h, SETTINGS, "tokenizer_config.json", &h->settings, &found) ||
         !read_json(h, SPECIALS_MAP, "special_tokens_map.json", &h->specials, &found))
         return 0;
     if (access(path, F_OK) != 0 && access(ranks, F_OK) == 0)
         return making_unsupported(h->m, "hy.tiktoken", "this kind of tokeniser has no reader in C");
-    if (access(path, F_OK) != 0) return accept_ids_only(h);
+    if (access(path, F_OK) != 0) return no_tokeniser(h);
     const int64_t start = read_tokeniser(h);
     if (h->m->status || !read_prompts(h)) return 0;
     snprintf(where, sizeof where, "%.200s/%s", h->options->path, tokeniser_file);

@@ -775,22 +775,19 @@ static int find_models(job *j, const packed_file *models[2]) {
     const char *paths[2];
     models[0] = &source_pieces(j)->file;
     models[1] = &j->pieces[1].file;
-    if (models[1]->data) return 1;
+    if (models[1]->data && !j->given->ids_only) return 1;
     models[0] = models[1] = NULL;
+    if (j->given->ids_only) return 1;
     if (!find(j, FILE_source_pieces, &paths[0]) || !find(j, FILE_target_pieces, &paths[1])) return 0;
     if (!paths[0] || !paths[1]) {
         const char *unread = paths[0] ? "source.spm" : paths[1] ? "target.spm" : NULL;
         const char *missing = paths[0] ? "target.spm is" : paths[1] ? "source.spm is" : "source.spm and target.spm are";
         for (size_t i = 0; i < j->names.n && !unread; i++)
             if (text_ends_with(j->names.data[i], strlen(j->names.data[i]), ".bpe")) unread = j->names.data[i];
-        if (unread)
-            return making_refuse(
-                j->m, j->folder,
-                "no tokeniser: %s missing; found only %.80s. To convert a model that accepts token ids "
-                "only, use tools/convert/convert.py --ids-only",
-                missing, unread);
-        making_note(j->m, "no tokeniser: %s missing. The model will accept token ids only", missing);
-        return 1;
+        return making_refuse(j->m, j->folder,
+                             "no tokeniser: %s missing%s%.80s. To convert a model that accepts token ids only, use "
+                             "tools/convert/convert.py --ids-only",
+                             missing, unread ? "; found only " : "", unread ? unread : "");
     }
     for (int i = 0; i < 2; i++) {
         if (!making_failed(j->m, pieces_open_spm(paths[i], j->m->out, &j->spm[i], j->m->error))) return 0;

@@ -644,7 +644,7 @@ def spm_ids(path, pieces, size):
 PAIR = re.compile(r"(?:(?:src|trg)?vocab|lex\..*)\.([a-z]{2})([a-z]{2})\.")  # Firefox's names, e.g. vocab.enpt.spm
 
 
-def tokens_meta(m, folder, paths, say, ids_only):
+def tokens_meta(m, folder, paths, ids_only):
     """Return tokenizer.*, vocabulary.*, special tokens and languages; paths: source and target vocabulary."""
     sizes = m.source_vocabulary, m.targets
     if m.shared and paths[0] != paths[1]:
@@ -658,7 +658,7 @@ def tokens_meta(m, folder, paths, say, ids_only):
         cuts = [find(folder, x + "_pieces") for x in ("source", "target")]
         if not all(cuts) and not ids_only:
             unread = [x for x in sorted(os.listdir(folder)) if x.endswith((".bpe", ".spm"))]
-            hf_tokens.no_tokeniser([x for x, cut in zip(("source.spm", "target.spm"), cuts) if not cut], unread, say)
+            hf_tokens.no_tokeniser([x for x, cut in zip(("source.spm", "target.spm"), cuts) if not cut], unread)
         models = [read_spm(p) for p in cuts] if all(cuts) else None
     models = None if ids_only else models
     source, target = ids
@@ -768,7 +768,7 @@ def read_marian(given, licence="", say=lambda message: None, ids_only=False):
     for name, item in items.items():
         if name not in b.taken:
             raise FormatError(f"unexpected tensor {name} {list(item.shape)}: not described by the settings")
-    tokens = tokens_meta(m, folder, vocabs, say, ids_only)
+    tokens = tokens_meta(m, folder, vocabs, ids_only)
     with open_regular(path) as stored:
         digest = hashlib.file_digest(stored, "sha256").hexdigest()
     limit = m.positions
