@@ -40,14 +40,15 @@ def has_tokeniser(path):
         return b"tokenizer.ggml.tokens" in begin or b"tokenizer.ggml.model" in begin
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     names = " ".join(os.listdir(folder)) if os.path.isdir(folder) else ""
-    if not os.path.isfile(os.path.join(folder, "config.json")) and not re.search(r"decoder\.yml|\.npz|\.alphas", names):
+    if not os.path.isfile(os.path.join(folder, "config.json")) and not re.search(r"\.yml\b|\.npz|\.alphas", names):
         return True
     return bool(re.search(r"tokenizer\.(json|model)|vocab\S*\.json|\.(spm|tiktoken|bpe)\b|sentencepiece|merges", names))
 
 
 def convert_quietly(*command):
     """Run convert.py; return its error message or None. Sources without a tokeniser become models of token ids."""
-    sources = [x for i, x in enumerate(command) if os.path.exists(x) and (not i or command[i - 1] not in ("-o", "--spm"))]
+    given = zip(("", *command), command)
+    sources = [x for option, x in given if os.path.exists(x) and option not in ("-o", "--spm")]
     bare = "--ids-only" not in command and any(not has_tokeniser(x) for x in sources)
     return convert_here(*command, *["--ids-only"] * bare)[0]
 

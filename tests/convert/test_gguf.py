@@ -368,7 +368,6 @@ def unknown_settings_are_rejected_by_name():
              ("hy_v3", {"hy_v3__expert_shared_feed_forward_length": 7}, "expert_shared_feed_forward_length is 7"),
              ("llama", {"quantize__imatrix__file": "x", "general__url": "y", "qwen3moe__expert_count": 3}, None),
              ("llama", {"llama__some__new_key": 1}, "llama.some.new_key is 1"),
-             ("llama", {"tokenizer__ggml__some_new_key": 1}, "tokenizer.ggml.some_new_key is 1"),
              ("llama", {"adapter__type": "lora"}, "adapter.type is 'lora'"),
              ("llama", {"general__type": "mmproj"}, "general.type is 'mmproj'"),
              ("llama", {"llama__block_count": None}, "block_count is missing"),
@@ -390,6 +389,10 @@ def unknown_settings_are_rejected_by_name():
             assert (complaint is None) == (wanted is None), (family, more, complaint)
             assert wanted is None or wanted in complaint and "x.gguf" in complaint, (family, more, complaint)
             assert os.path.exists(at + "/b") == (wanted is None)
+    with folder() as at:
+        config, arrays = made(at + "/hf", "llama", 448)
+        make_gguf.write(at + "/x.gguf", config, arrays, tokens=True, tokenizer__ggml__some_new_key=1)
+        assert "tokenizer.ggml.some_new_key is 1" in convert(at + "/x.gguf", "-o", at + "/b")[0]
 
 
 @gguf_test

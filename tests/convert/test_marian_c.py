@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 
-from converting import ROOT, TRANSLATE, convert_quietly, has_tokeniser
+from converting import ROOT, TRANSLATE, convert_here, convert_quietly, has_tokeniser
 from suite import Skip, Suite
 
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"))
@@ -38,9 +38,10 @@ numpy_test = test.needs(np, "NumPy")
 cases = 6
 
 
-def convert_c(path, out, kind="q8"):
-    """Convert in C; return (error message or None, notes)."""
-    options = ["--ids-only"] * (not has_tokeniser(path))
+def convert_c(path, out, kind="q8", ids_only=True):
+    """Convert in C; return (error message or None, notes). Sources without a tokeniser become models of token ids if
+    `ids_only` is True."""
+    options = ["--ids-only"] * (ids_only and not has_tokeniser(path))
     done = subprocess.run([os.path.join(BUILD, "convert_here"), *options, kind, "-", path, out], capture_output=True,
                           timeout=60)
     lines = done.stdout.decode(errors="replace").splitlines()
@@ -267,7 +268,7 @@ def existing_files_survive_errors():
 def notes_name_what_is_missing():
     with made(spms=(), lex=False) as at, tempfile.TemporaryDirectory() as target:
         problem, notes = convert_c(at, target + "/out")
-        assert problem is None and [x.split()[1] for x in notes] == ["no", "unknown", "no"], notes
+        assert problem is None and [x.split()[1] for x in notes] == ["no", "unknown"], notes
         marian_damage.write(at + "/decoder.yml", b"shortlist:\n  - lex.bin\n")
         notes = convert_c(at, target + "/out")[1]
         assert "note: decoder.yml: 'lex.bin' is missing: continuing without a shortlist" in notes, notes
@@ -275,6 +276,9 @@ def notes_name_what_is_missing():
         assert "note: word-penalty 0.25 is left out" in " ".join(convert_c(at, target + "/out")[1]), notes
         assert_same(at)
         assert "name its folder" in convert_c(at + "/vocab.yml", target + "/out")[0]
+        problems = convert_c(at, target + "/none", ids_only=False)[0], convert_here(at, "-o", target + "/none")[0]
+        for problem in problems:
+            assert "source.spm and target.spm are missing. To convert" in problem, problem
         marian_damage.write(at + "/a.bpe", b"")
         for problem in convert_c(at, target + "/out")[0], convert_python(at, target + "/out"):
             assert "source.spm and target.spm are missing; found only a.bpe" in problem, problem

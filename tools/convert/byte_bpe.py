@@ -2,8 +2,8 @@
 tokens <0xHH> for single bytes, as in SentencePiece.
 
     meta.update(tokenizer_meta(folder, vocabulary))
-        Read folder/tokenizer.json, or folder/hy.tiktoken if tokenizer.json is missing. `vocabulary` is vocab_size of
-        config.json, which may exceed the tokeniser's size. The returned metadata is
+        Read folder/tokenizer.json, or folder/hy.tiktoken or tokenizer.model if tokenizer.json is missing. `vocabulary`
+        is vocab_size of config.json, which may exceed the tokeniser's size. The returned metadata is
             tokenizer.kind   "byte-bpe"
             tokenizer.model  bytes, in the format of tools/text/bpe.h
     pack(tokens, merges, added, expressions, flags)
@@ -15,12 +15,15 @@ Settings that would make the engine split text differently are rejected by name:
 pre-tokenisers, expressions that the engine rejects, and added tokens that absorb adjacent spaces.
 """
 import base64
+import math
 import os
 import re
 import struct
 import typing
 
+import hf_tokens
 import tables
+import tfbundle
 from hf_json import LARGEST_JSON, contents, read_json, short
 from moefile import FormatError, read_bounded
 
@@ -457,7 +460,7 @@ class Reader:
 # here or are read elsewhere (prompts.py).
 PARTS, MODEL = (tables.words(ROWS["KNOWN"], part) for part in ("whole", "model"))
 FINE = {part: tables.choices(row for row in ROWS["SETTING"] if row[0] == part)
-        for part in ("settings", "spaced", "unspaced", "model", "split", "added")}
+        for part in ("settings", "spaced", "unspaced", "pieces", "model", "split", "added")}
 KNOWN = tables.words(ROWS["IGNORED"], "settings") | set(FINE["settings"]) | set(FINE["spaced"])
 
 
@@ -553,11 +556,100 @@ def tiktoken_blob(path, vocabulary=None):
         raise FormatError(f"{path}: {error}") from None
 
 
-def tokenizer_blob(folder, vocabulary=None):
+# ---- tokenizer.model -------------------------------------------------------------------------------------------------
+# A SentencePiece model without tokenizer.json becomes what transformers' class for Llama makes of it.
+
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # types of pieces
+CLASSES = "LlamaTokenizer", "LlamaTokenizerFast"
+
+
+def read_model(path):
+    """Return [(text, score, type)] of a SentencePiece model of type BPE, and whether it puts a space before texts."""
+    reader, pieces, trainer, normaliser = Reader(path), [], {}, {}
+    data = read_bounded(path, hf_tokens.LARGEST_MODEL, "a SentencePiece model")
+    try:
+        for number, value in tfbundle.fields(data):
+            if number == 1:
+                about = dict(tfbundle.fields(value))
+                score = struct.unpack("<f", about.get(2, bytes(4)))[0]
+                pieces.append((about[1].decode(), score, about.get(3, NORMAL)))
+            elif number in (2, 3):
+                (trainer if number == 2 else normaliser).update(tfbundle.fields(value))
+    except (FormatError, KeyError, AttributeError, TypeError, UnicodeDecodeError, struct.error):
+        reader.fail("not a SentencePiece model, or damaged")
+    if not 0 < len(pieces) <= MAX_TOKENS:
+        reader.fail(f"not a SentencePiece model: {len(pieces)} pieces")
+    if trainer.get(3, 1) != 2:
+        kind = {1: "unigram", 3: "word", 4: "char"}.get(trainer.get(3, 1), short(trainer.get(3)))
+        reader.fail(f"SentencePiece models of type {kind} are not supported for decoder-only models: expected bpe")
+    for i, (text, score, kind) in enumerate(pieces):
+        if kind not in (NORMAL, UNKNOWN, CONTROL, USER, BYTE) or not math.isfinite(score):
+            reader.fail(f"piece {i}, {short(text)}: type {short(kind)} or score {score} is not supported")
+    if normaliser.get(2) or normaliser.get(4, 1) or not normaliser.get(5, 1) or trainer.get(24):
+        reader.fail("this normaliser is not supported: expected identity, without removed or trailing spaces")
+    return pieces, bool(normaliser.get(3, 1))
+
+
+def class_of(folder, about, family):
+    """Return the name of transformers' class for a folder's tokeniser."""
+    path = os.path.join(folder, "config.json")
+    config = read_json(path) if os.path.exists(path) else {}
+    return about.get("tokenizer_class") or config.get("tokenizer_class") or dict(ROWS["CLASS"]).get(family)
+
+
+def added_pieces(folder, pieces, about):
+    """Return the [Added] of a SentencePiece model and the files beside it."""
+    found = [Added(i, text, kind != USER, False, kind == USER) for i, (text, _, kind) in enumerate(pieces)
+             if kind in (UNKNOWN, CONTROL, USER)]
+    more = about.get("added_tokens_decoder")
+    if more is not None:
+        known = set(contents(list(more.values()) if isinstance(more, dict) else []))
+        return more_added(folder, [token for token in found if token.content not in known], about, CHARACTERS)
+    paths = [os.path.join(folder, name) for name in ("special_tokens_map.json", "added_tokens.json")]
+    named, more = (read_json(path) if os.path.exists(path) else {} for path in paths)
+    special = {x for source in (about, named) for x in contents([*source.values(), *(
+        source.get("additional_special_tokens") if isinstance(source.get("additional_special_tokens"), list) else ())])}
+    rows = [(i, {"content": text, "special": text in special}) for text, i in more.items()]
+    return [token for token in found if token.content not in more] + Reader(paths[1]).added(rows, CHARACTERS)
+
+
+def model_blob(folder, vocabulary, family):
+    """Pack the tokeniser of tokenizer.model."""
+    path, config = (os.path.join(folder, name) for name in ("tokenizer.model", "tokenizer_config.json"))
+    reader, about = Reader(path), read_json(config) if os.path.exists(config) else {}
+    if (name := class_of(folder, about, family)) not in CLASSES:
+        reader.fail(f"tokenizer_class {short(name)} with this file is not supported: expected {CLASSES[0]}")
+    (pieces, spaced), wanted = read_model(path), about.get("add_prefix_space")
+    if wanted is not False and not spaced:
+        reader.fail("the model puts no space before texts, but add_prefix_space is not false")
+    flags = CHARACTERS
+    if wanted is not False:
+        flags |= TRIMMED | (FIRST | UNLESS if about.get("legacy") is False else PREFIX)
+    read_settings(folder, flags)
+    Reader(config).refuse(about, "tokeniser", **FINE["pieces"])
+    added = added_pieces(folder, pieces, about)
+    tokens = {i: text for i, (text, _, kind) in enumerate(pieces) if kind not in (UNKNOWN, CONTROL)}
+    ids = {token.content: token.id for token in added} | {text: i for i, text in tokens.items()}
+    start = start_of({**about, "tokenizer_class": name}, None, ids)
+    last = max([len(pieces) - 1, *(token.id for token in added)])
+    if vocabulary is not None and last >= vocabulary:
+        reader.fail(f"token id {last} exceeds the model's vocabulary of {vocabulary}")
+    merged = {i: text for i, (text, _, kind) in enumerate(pieces) if kind in (NORMAL, USER)}
+    try:
+        blob = pack(tokens, merges_of(merged, [score for _, score, _ in pieces]), added, (), flags)
+    except FormatError as error:
+        reader.fail(error)
+    blob.start = start
+    return blob
+
+
+def tokenizer_blob(folder, vocabulary=None, family="llama"):
     """Pack the tokeniser of a folder in Hugging Face's layout; `vocabulary` is the number of token ids in the model."""
     path, ranks = os.path.join(folder, "tokenizer.json"), os.path.join(folder, "hy.tiktoken")
     if os.path.exists(ranks) and not os.path.exists(path):
         return tiktoken_blob(ranks, vocabulary)
+    if os.path.exists(os.path.join(folder, "tokenizer.model")) and not os.path.exists(path):
+        return model_blob(folder, vocabulary, family)
     reader, values = Reader(path), read_json(path)
     model = values.get("model")
     kind = reader.type_of(model, "model")
@@ -592,6 +684,6 @@ def tokenizer_blob(folder, vocabulary=None):
     return blob
 
 
-def tokenizer_meta(folder, vocabulary=None):
-    """Return the metadata of a folder's tokeniser."""
-    return {"tokenizer.kind": KIND, "tokenizer.model": tokenizer_blob(folder, vocabulary)}
+def tokenizer_meta(folder, vocabulary=None, family="llama"):
+    """Return the metadata of a folder's tokeniser; `family` decides transformers' class if the files name none."""
+    return {"tokenizer.kind": KIND, "tokenizer.model": tokenizer_blob(folder, vocabulary, family)}

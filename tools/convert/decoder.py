@@ -332,16 +332,21 @@ def put_embeddings(b, m, say):
         lambda rows: (rotary_table(m.frequencies, at, min(rows, m.places - at)) for at in range(0, m.places, rows))])
 
 
+TOKENISERS = "tokenizer.json", "hy.tiktoken", "tokenizer.model"  # the first of these files is read
+
+
 def tokens_meta(folder, m, say, row=None, ids_only=False):
     """Return the metadata of a folder's tokeniser and prompts, or of a model that accepts ids only."""
     if ids_only:
         return {"tokenizer.kind": "none"}
     there = hf_tokens.pieces_in(folder)
-    if not {"tokenizer.json", "hy.tiktoken"} & set(there):
+    if not set(TOKENISERS) & set(there):
         hf_tokens.no_tokeniser(["tokenizer.json"], there)
-    name, found = os.path.basename(os.path.abspath(folder)), byte_bpe.tokenizer_meta(folder, m.vocabulary)
-    found.update(prompts.prompt_meta(folder, m.family, name, say, row))
-    return begin_with(found, found["tokenizer.model"].start, m, f"{folder}/tokenizer.json", say)
+    name, file = os.path.basename(os.path.abspath(folder)), next(x for x in TOKENISERS if x in there)
+    found = byte_bpe.tokenizer_meta(folder, m.vocabulary, m.family)
+    added = [token.content for token in found["tokenizer.model"].added]
+    found.update(prompts.prompt_meta(folder, m.family, name, say, row, (file, added)))
+    return begin_with(found, found["tokenizer.model"].start, m, f"{folder}/{file}", say)
 
 
 def read_decoder(folder, say=lambda message: None, row=None, ids_only=False):

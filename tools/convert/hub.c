@@ -4,7 +4,7 @@
 #include "tools/convert/hub.h"
 #include "tools/convert/conf.h"
 #include "tools/convert/decoder.h"
-#include "tools/convert/packed.h"
+#include "tools/convert/pieces.h"
 #include "tools/convert/safetensors.h"
 #include "tools/text/bpe.h"
 
@@ -49,13 +49,15 @@ static const struct {
 #include "tools/convert/decoder.inc"
 #undef decoder
 };
-enum { model = settings + 1, spaced, unspaced, split, added, whole_file };
+enum { model = settings + 1, spaced, unspaced, split, added, pieces_, whole_file };
 static const struct {
     int part;
     const char *key, *values;
 } setting_rows[] = {
+#define pieces pieces_
 #define SETTING(part, key, values) { part, key, values },
 #include "tools/convert/decoder.inc"
+#undef pieces
 };
 static const struct {
     int part;
@@ -123,11 +125,12 @@ typedef struct hub {
     decoder_tokens tokens;
     shards shards;
     stored_list list;
-    cJSON *files[6]; /* config, generation, tokenizer, settings, specials; deleted at the end */
+    cJSON *files[6]; /* config, generation, tokenizer, settings, specials, added; deleted at the end */
+    pieces_bpe pieces;
     conf config, generation, settings, specials;
     int has_generation;
 } hub;
-enum { CONFIG, GENERATION_CONFIG, TOKENISER, SETTINGS, SPECIALS_MAP };
+enum { CONFIG, GENERATION_CONFIG, TOKENISER, SETTINGS, SPECIALS_MAP, ADDED_TOKENS };
 
 /* Read a file of the folder into h->files; *found is 0 if it does not exist. */
 static int read_json(hub *h, int which, const char *name, conf *out, int *found) {
@@ -724,14 +727,23 @@ static const char *content_of(const cJSON *x) {
     return cJSON_IsString(text) ? text->valuestring : NULL;
 }
 
-/* Return the token before texts: of the post-processor, which transformers' class for Llama replaces. -1: none. */
-static int64_t start_of(hub *h, int64_t start) {
+/* Return the name of transformers' class of the tokeniser, with or without "Fast". */
+static const char *class_of(hub *h) {
+    const cJSON *own = conf_raw(&h->settings, "tokenizer_class"), *more = conf_raw(&h->config, "tokenizer_class");
+    if (cJSON_IsString(own) && *own->valuestring) return own->valuestring;
+    if (cJSON_IsString(more) && *more->valuestring) return more->valuestring;
+    for (size_t i = 0; i < ROWS(class_rows); i++)
+        if (strcmp(class_rows[i].family, h->d.family->name) == 0) return class_rows[i].class;
+    return "";
+}
+
+/* Return the token before texts: of the post-processor, which transformers' class for Llama, `name`, replaces. -1:
+ * none. */
+static int64_t start_of(hub *h, const char *name, int64_t start) {
     static const char *const classes[] = { "LlamaTokenizer", "CodeLlamaTokenizer" };
     const pack_parts *parts = &h->tokens.parts;
-    const cJSON *class = conf_raw(&h->settings, "tokenizer_class"),
-                *add = cJSON_GetObjectItemCaseSensitive(h->settings.object, "add_bos_token");
-    const char *name = cJSON_IsString(class) ? class->valuestring : "",
-               *text = content_of(conf_raw(&h->settings, "bos_token"));
+    const cJSON *add = cJSON_GetObjectItemCaseSensitive(h->settings.object, "add_bos_token");
+    const char *text = content_of(conf_raw(&h->settings, "bos_token"));
     if (strncmp(name, classes[0], strlen(classes[0])) != 0 && strncmp(name, classes[1], strlen(classes[1])) != 0)
         return start;
     if (add && (cJSON_IsFalse(add) || cJSON_IsNull(add) ||
@@ -750,7 +762,7 @@ static int check_ids(hub *h, int64_t start) {
     int64_t last = start > (int64_t)parts->n_tokens - 1 ? start : (int64_t)parts->n_tokens - 1;
     for (size_t i = 0; i < parts->n_added; i++)
         if (parts->added[i].id > last) last = parts->added[i].id;
-    return last < h->d.vocabulary || making_refuse(h->m, tokeniser_file,
+    return last < h->d.vocabulary || making_refuse(h->m, parts->file,
                                                    "token id %" PRId64 " exceeds the model's vocabulary "
                                                    "of %" PRId64,
                                                    last, h->d.vocabulary);
@@ -781,7 +793,10 @@ static int64_t read_tokeniser(hub *h) {
            check_settings(&h->settings, parts->flags & (BPE_PREFIX | BPE_FIRST) ? spaced : unspaced, "tokeniser") &&
            conf_end(&h->settings, known_setting, NULL) && read_vocabulary(h, conf_raw(&inner, "vocab")) &&
            read_more_added(h);
-    if (good) start = start_of(h, start);
+    if (good) {
+        const cJSON *class = conf_raw(&h->settings, "tokenizer_class");
+        start = start_of(h, cJSON_IsString(class) ? class->valuestring : "", start);
+    }
     if (good) drop_specials(parts);
     good = good && check_ids(h, start) && read_merges(h, conf_raw(&inner, "merges")) &&
            (of_characters ||
@@ -792,6 +807,120 @@ static int64_t read_tokeniser(hub *h) {
     conf_free(&inner);
     cJSON_Delete(h->files[TOKENISER]); /* large, and no longer needed */
     h->files[TOKENISER] = NULL;
+    return start;
+}
+
+/* ---- tokenizer.model: a SentencePiece model, from which transformers' class for Llama makes such a tokeniser ---- */
+
+static const char model_file[] = "tokenizer.model";
+
+/* Return 1 if a file of special tokens names this text. */
+static int is_named_special(const conf *c, const char *text) {
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(c->object, "additional_special_tokens"), *x;
+    cJSON_ArrayForEach(x, c->object) if (content_of(x) && strcmp(content_of(x), text) == 0) return 1;
+    if (cJSON_IsArray(list))
+        cJSON_ArrayForEach(x, list) if (content_of(x) && strcmp(content_of(x), text) == 0) return 1;
+    return 0;
+}
+
+/* Return 1 if added_tokens_decoder describes this text. */
+static int is_described(const cJSON *more, moe_span text) {
+    const cJSON *x;
+    cJSON_ArrayForEach(x, more) if (content_of(x) && text_is(text.data, text.length, content_of(x))) return 1;
+    return 0;
+}
+
+/* Add the tokens of added_tokens.json, of which those named in other files are special. */
+static int read_added_map(hub *h, const cJSON *map) {
+    const cJSON *x;
+    cJSON_ArrayForEach(x, map) {
+        cJSON *about = cJSON_CreateObject();
+        const int is_special = is_named_special(&h->settings, x->string) || is_named_special(&h->specials, x->string);
+        int good = about && cJSON_AddStringToObject(about, "content", x->string) &&
+                   cJSON_AddBoolToObject(about, "special", is_special);
+        good = good ? put_added(h, "added_tokens.json", cJSON_IsNumber(x) ? x->valuedouble : -1, about)
+                    : making_no_memory(h->m);
+        cJSON_Delete(about);
+        if (!good) return 0;
+    }
+    return 1;
+}
+
+/* Add the special and user-defined pieces, and the tokens of the files beside the model, which take precedence. */
+static int read_added_pieces(hub *h) {
+    pack_parts *parts = &h->tokens.parts;
+    const cJSON *more = conf_raw(&h->settings, "added_tokens_decoder");
+    conf map = { 0 };
+    int found;
+    if (!more && !read_json(h, ADDED_TOKENS, "added_tokens.json", &map, &found)) return 0;
+    for (size_t i = 0; i < h->pieces.n && h->m->status == MOE_OK; i++) {
+        const piece_of_bpe *p = &h->pieces.all[i];
+        const int is_user = p->kind == PIECE_USER;
+        const char *text = making_keep(h->m, p->text.data, p->text.length);
+        const pack_added a = { (int64_t)i, { text, p->text.length }, !is_user, 0, is_user };
+        if (!text || (!is_user && p->kind != PIECE_UNKNOWN && p->kind != PIECE_CONTROL)) continue;
+        if (more ? is_described(more, p->text) : cJSON_GetObjectItemCaseSensitive(map.object, text) != NULL) continue;
+        making_failed(h->m,
+                      text_add(&parts->added, &parts->n_added, &parts->added_capacity, &a, 1, sizeof a, h->m->error));
+    }
+    const int good = h->m->status == MOE_OK && (more ? read_more_added(h) : read_added_map(h, map.object));
+    conf_free(&map);
+    return good;
+}
+
+/* Set the tokens of pieces: those that merges make, or all but special ones. */
+static void put_pieces(hub *h, int merged) {
+    pack_parts *parts = &h->tokens.parts;
+    parts->n_tokens = h->pieces.n;
+    for (size_t i = 0; i < h->pieces.n; i++) {
+        const piece_of_bpe *p = &h->pieces.all[i];
+        const int is_text = p->kind == PIECE_NORMAL || p->kind == PIECE_USER || (p->kind == PIECE_BYTE && !merged);
+        parts->tokens[i] = is_text ? p->text : (moe_span){ NULL, 0 };
+    }
+}
+
+static int derive_merges(hub *h) {
+    pack_parts *parts = &h->tokens.parts;
+    float *scores = making_keep(h->m, NULL, (h->pieces.n + 1) * sizeof *scores);
+    parts->tokens = making_keep(h->m, NULL, (h->pieces.n + 1) * sizeof *parts->tokens);
+    for (size_t i = 0; i < h->pieces.n && scores; i++) scores[i] = h->pieces.all[i].score;
+    if (!scores || !parts->tokens) return 0;
+    put_pieces(h, 1);
+    const int good = pack_derive_merges(h->m, parts, scores);
+    put_pieces(h, 0);
+    return good;
+}
+
+/* Set the flags. A space before texts must not depend on which of two files is believed. */
+static int read_spaces(hub *h) {
+    const int without = cJSON_IsFalse(conf_raw(&h->settings, "add_prefix_space")),
+              later = cJSON_IsFalse(conf_raw(&h->settings, "legacy"));
+    if (!without && !h->pieces.spaced)
+        return making_refuse(h->m, model_file,
+                             "the model puts no space before texts, but add_prefix_space is not false");
+    h->tokens.parts.flags = BPE_CHARACTERS;
+    if (!without) h->tokens.parts.flags |= BPE_TRIMMED | (later ? BPE_FIRST | BPE_UNLESS : BPE_PREFIX);
+    return check_settings(&h->settings, settings, "tokeniser") &&
+           check_settings(&h->settings, without ? unspaced : spaced, "tokeniser") &&
+           check_settings(&h->settings, pieces_, "tokeniser") && conf_end(&h->settings, known_setting, NULL);
+}
+
+/* Pack the tokeniser. Returns the id that it puts before each text, or -1. */
+static int64_t read_model(hub *h) {
+    const char *path = making_join(h->m, h->options->path, model_file), *class = class_of(h);
+    int64_t start = -1;
+    h->tokens.parts.file = model_file;
+    if (strcmp(class, "LlamaTokenizer") != 0 && strcmp(class, "LlamaTokenizerFast") != 0)
+        return making_unsupported(h->m, model_file,
+                                  "tokenizer_class %.60s with this file is not supported: expected LlamaTokenizer",
+                                  class),
+               -1;
+    int good = path && making_failed(h->m, pieces_read_bpe(path, h->m->out, &h->pieces, h->m->error)) &&
+               read_spaces(h) && read_added_pieces(h) && derive_merges(h);
+    if (good) start = start_of(h, class, -1);
+    good = good && check_ids(h, start);
+    if (good) drop_specials(&h->tokens.parts);
+    h->tokens.found = good && pack_tokeniser(h->m, &h->tokens.parts, &h->tokens.blob);
     return start;
 }
 
@@ -832,14 +961,9 @@ static moe_span find_template(hub *h, const char **file, packed_file *mapped) {
 
 /* Find the special tokens that transformers passes to templates. */
 static void find_specials(hub *h, const char *tokens[PROMPT_TOKENS]) {
-    const char *family = h->d.family->name;
-    const cJSON *class = conf_raw(&h->settings, "tokenizer_class");
     const int ignore = cJSON_GetObjectItemCaseSensitive(h->settings.object, "added_tokens_decoder") != NULL;
-    char name[64] = "";
-    if (!cJSON_IsString(class)) class = conf_raw(&h->config, "tokenizer_class");
-    if (cJSON_IsString(class)) snprintf(name, sizeof name, "%s", class->valuestring);
-    for (size_t i = 0; !*name && i < ROWS(class_rows); i++)
-        if (strcmp(class_rows[i].family, family) == 0) snprintf(name, sizeof name, "%s", class_rows[i].class);
+    char name[64];
+    snprintf(name, sizeof name, "%s", class_of(h));
     if (text_ends_with(name, strlen(name), "Fast")) name[strlen(name) - 4] = 0;
     for (size_t k = 0; k < PROMPT_TOKENS; k++) {
         const char *key = prompt_token_names[k];
@@ -864,9 +988,8 @@ static int check_specials(hub *h, const char *file, const char *const tokens[PRO
         for (size_t i = 0; written && i < parts->n_added; i++)
             known |= strstr(parts->added[i].content.data, tokens[k]) != NULL;
         if (written && !known)
-            return making_refuse(h->m, file,
-                                 "the chat template writes %s %.60s, which tokenizer.json does not add as a token",
-                                 prompt_token_names[k], tokens[k]);
+            return making_refuse(h->m, file, "the chat template writes %s %.60s, which %s does not add as a token",
+                                 prompt_token_names[k], tokens[k], parts->file);
     }
     return 1;
 }
@@ -931,15 +1054,14 @@ static int read_prompts(hub *h) {
 
 /* Reject a folder without a tokeniser; name the first part of one that it has. */
 static int no_tokeniser(hub *h) {
-    static const char *const pieces[] = { "tokenizer.model",       "*vocab*.json", "*vocab*.txt",
-                                          "*vocab*.yml",           "merges.txt",   "*spiece*.model",
-                                          "*sentencepiece*.model", "*.spm",        "*.bpe" };
+    static const char *const patterns[] = { "*vocab*.json",   "*vocab*.txt",           "*vocab*.yml", "merges.txt",
+                                            "*spiece*.model", "*sentencepiece*.model", "*.spm",       "*.bpe" };
     packed_names names = { 0 };
     const char *found = NULL;
     if (!making_failed(h->m, packed_list(h->options->path, &names, h->m->error))) return 0;
     for (size_t i = 0; i < names.n && !found; i++)
-        for (size_t k = 0; k < ROWS(pieces) && !found; k++)
-            if (fnmatch(pieces[k], names.data[i], 0) == 0) found = names.data[i];
+        for (size_t k = 0; k < ROWS(patterns) && !found; k++)
+            if (fnmatch(patterns[k], names.data[i], 0) == 0) found = names.data[i];
     making_refuse(h->m, tokeniser_file,
                   "missing%s%.60s. To convert a model that accepts token ids only, use tools/convert/convert.py "
                   "--ids-only",
@@ -959,10 +1081,11 @@ static int read_tokens(hub *h) {
         return 0;
     if (access(path, F_OK) != 0 && access(ranks, F_OK) == 0)
         return making_unsupported(h->m, "hy.tiktoken", "this kind of tokeniser has no reader in C");
-    if (access(path, F_OK) != 0) return no_tokeniser(h);
-    const int64_t start = read_tokeniser(h);
+    const char *model_path = making_join(h->m, h->options->path, model_file);
+    if (!model_path || (access(path, F_OK) != 0 && access(model_path, F_OK) != 0)) return no_tokeniser(h);
+    const int64_t start = access(path, F_OK) == 0 ? read_tokeniser(h) : read_model(h);
     if (h->m->status || !read_prompts(h)) return 0;
-    snprintf(where, sizeof where, "%.200s/%s", h->options->path, tokeniser_file);
+    snprintf(where, sizeof where, "%.200s/%s", h->options->path, h->tokens.parts.file);
     if (start >= 0) decoder_begin_with(h->m, &h->d, &h->tokens, start, where);
     return h->m->status == MOE_OK;
 }
@@ -1010,6 +1133,7 @@ static void close_all(hub *h) {
     conf_free(&h->settings);
     conf_free(&h->specials);
     for (size_t i = 0; i < sizeof h->files / sizeof *h->files; i++) cJSON_Delete(h->files[i]);
+    pieces_free_bpe(&h->pieces);
     free(h->tokens.parts.added);
     text_bytes_free(&h->tokens.blob);
 }

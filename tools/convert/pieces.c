@@ -2,11 +2,12 @@
 #include "tools/convert/pieces.h"
 #include "tools/text/spm.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { KIND_NORMAL = 1, KIND_UNKNOWN = 2, LARGEST_TEXT = 1 << 24 };
+enum { LARGEST_TEXT = 1 << 24, MAX_PIECES = 1 << 20, BPE = 2 };
 
 static int ends_in(const char *path, const char *extension) {
     size_t length = strlen(path);
@@ -62,20 +63,32 @@ static int take_field(fields *f, field *out) {
     return 1;
 }
 
+/* Read a little-endian float of four bytes. */
+static float float_at(const uint8_t *p) {
+    const uint32_t bits = p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 /* Read a piece. Returns 0 if damaged. */
-static int read_piece(const field *message, moe_span *piece, uint64_t *kind) {
+static int read_piece(const field *message, piece_of_bpe *out) {
     fields f = { message->data, message->data + message->length };
     field part;
-    int more, named = 0;
-    *kind = KIND_NORMAL;
+    int more, named = 0, scored = 1;
+    *out = (piece_of_bpe){ .kind = PIECE_NORMAL };
     while ((more = take_field(&f, &part)) > 0) {
         if (part.number == 1) {
             named = part.data != NULL;
-            *piece = (moe_span){ (const char *)part.data, part.length };
+            out->text = (moe_span){ (const char *)part.data, part.length };
         }
-        if (part.number == 3) *kind = part.data ? 0 : part.value;
+        if (part.number == 2) {
+            scored = part.data && part.length == 4;
+            out->score = scored ? float_at(part.data) : 0;
+        }
+        if (part.number == 3) out->kind = part.data ? 0 : part.value;
     }
-    return more == 0 && named && text_utf8_valid(piece->data, piece->length) == piece->length;
+    return more == 0 && named && scored && text_utf8_valid(out->text.data, out->text.length) == out->text.length;
 }
 
 static moe_status damaged(const char *name, const char *problem, moe_error *error) {
@@ -100,16 +113,16 @@ static moe_status read_pieces(pieces *p, const char *name, text_index *index, mo
     size_t n = 0;
     int32_t first = -1; /* the first unknown piece */
     while ((more = take_field(&f, &message)) > 0) {
-        moe_span piece;
-        uint64_t kind;
+        piece_of_bpe read;
         if (message.number != 1 || !message.data) continue;
-        if (!read_piece(&message, &piece, &kind)) return damaged(name, "not a SentencePiece model, or damaged", error);
+        if (!read_piece(&message, &read)) return damaged(name, "not a SentencePiece model, or damaged", error);
         if (n == p->n) {
             n++;
             break;
         }
+        const moe_span piece = read.text;
         if (id_of(p, index, piece) >= 0) return damaged(name, "duplicate pieces", error);
-        if (kind == KIND_UNKNOWN && first < 0) first = (int32_t)n;
+        if (read.kind == PIECE_UNKNOWN && first < 0) first = (int32_t)n;
         p->names[n] = piece;
         if (!text_index_add(index, text_hash(piece.data, piece.length), n++)) return text_out_of_memory(error);
     }
@@ -136,6 +149,78 @@ moe_status pieces_open_spm(const char *path, const char *beside, packed_file *fi
     spm_free(tokeniser);
     if (status) packed_close(file);
     return status;
+}
+
+/* The settings of a model, with SentencePiece's defaults. */
+typedef struct spm_settings {
+    uint64_t type, suffix, spaced, collapses, escapes;
+    int rules;
+} spm_settings;
+
+/* Read the settings of training (message 2) or of the normaliser (3). Returns 0 if damaged. */
+static int read_settings(const field *message, spm_settings *s) {
+    fields f = { message->data, message->data + message->length };
+    field part;
+    int more;
+    while ((more = take_field(&f, &part)) > 0) {
+        const uint64_t value = part.data ? UINT64_MAX : part.value;
+        if (message->number == 2 && part.number == 3) s->type = value;
+        if (message->number == 2 && part.number == 24) s->suffix = value;
+        if (message->number == 3 && part.number == 2) s->rules = !part.data || part.length;
+        if (message->number == 3 && part.number == 3) s->spaced = value;
+        if (message->number == 3 && part.number == 4) s->collapses = value;
+        if (message->number == 3 && part.number == 5) s->escapes = value;
+    }
+    return more == 0;
+}
+
+static moe_status read_bpe(pieces_bpe *p, const char *name, moe_error *error) {
+    static const char *const types[] = { "", "unigram", "bpe", "word", "char" };
+    spm_settings s = { .type = 1, .spaced = 1, .collapses = 1, .escapes = 1 };
+    fields f = { p->file.data, p->file.data + p->file.size };
+    field message;
+    int more, good = 1;
+    while (good && (more = take_field(&f, &message)) > 0) {
+        piece_of_bpe piece;
+        if (message.number < 1 || message.number > 3) continue;
+        good = message.data && (message.number == 1 ? read_piece(&message, &piece) : read_settings(&message, &s));
+        if (!good || message.number != 1) continue;
+        if (p->n == MAX_PIECES) return damaged(name, "too many pieces", error);
+        const moe_status status = text_add(&p->all, &p->n, &p->capacity, &piece, 1, sizeof piece, error);
+        if (status) return status;
+    }
+    if (!good || more < 0 || !p->n) return damaged(name, "not a SentencePiece model, or damaged", error);
+    if (s.type != BPE)
+        return text_fail(error, MOE_ERROR_UNSUPPORTED, name,
+                         "%.100s: SentencePiece models of type %s are not supported for decoder-only models: expected "
+                         "bpe",
+                         name, s.type < sizeof types / sizeof *types ? types[s.type] : "unknown");
+    for (size_t i = 0; i < p->n; i++) {
+        const uint64_t kind = p->all[i].kind;
+        if (kind < PIECE_NORMAL || kind > PIECE_BYTE || kind == PIECE_UNUSED || !isfinite(p->all[i].score))
+            return text_fail(error, MOE_ERROR_FORMAT, name, "%.100s: the type or score of piece %zu is not supported",
+                             name, i);
+    }
+    p->spaced = s.spaced != 0;
+    return s.rules || s.collapses || !s.escapes || s.suffix
+               ? damaged(name,
+                         "this normaliser is not supported: expected identity, without removed or trailing spaces",
+                         error)
+               : MOE_OK;
+}
+
+moe_status pieces_read_bpe(const char *path, const char *beside, pieces_bpe *p, moe_error *error) {
+    *p = (pieces_bpe){ .n = 0 };
+    moe_status status = packed_open(path, SPM_MAX_MODEL, "a SentencePiece model", beside, &p->file, error);
+    if (!status) status = read_bpe(p, packed_base(path), error);
+    if (status) pieces_free_bpe(p);
+    return status;
+}
+
+void pieces_free_bpe(pieces_bpe *p) {
+    packed_close(&p->file);
+    free(p->all);
+    *p = (pieces_bpe){ .n = 0 };
 }
 
 /* ---- YAML ---- */

@@ -215,19 +215,15 @@ def tokens_of(folder, about, family):
     return {**found, "additional_special_tokens": list(dict.fromkeys(listed))} if listed else found
 
 
-def check_tokens(folder, about, tokens, meta, where):
-    """Reject special tokens in prompts that the tokeniser would split, because its files do not add them."""
-    path = os.path.join(folder, "tokenizer.json")
+def check_tokens(added, tokens, meta, where):
+    """Reject special tokens in prompts that the tokeniser would split, because its files do not add them. added: the name
+    of its file, and the contents of added tokens."""
     texts = "\n".join(value for key, value in meta.items() if key.endswith(("prefix", "suffix")))
     written = {key: text for key, text in tokens.items() if isinstance(text, str) and text in texts}
-    if not written or not os.path.exists(path):
-        return
-    added, more = read_json(path).get("added_tokens"), about.get("added_tokens_decoder")
-    known = {*contents(added), *contents(list(more.values()) if isinstance(more, dict) else ())}
     for key, text in written.items():
-        if not any(text in token for token in known):
-            raise FormatError(f"{where}: the chat template writes {key} {short(text)}, which tokenizer.json does not "
-                              f"add as a token{WITHOUT}")
+        if added and not any(text in token for token in added[1]):
+            raise FormatError(f"{where}: the chat template writes {key} {short(text)}, which {added[0]} does not add as a "
+                              f"token{WITHOUT}")
 
 
 def no_prompt(say, wanted, missing):
@@ -235,8 +231,9 @@ def no_prompt(say, wanted, missing):
     return {}
 
 
-def prompt_meta(folder, family, name, say, wanted=None):
-    """Return the metadata of a folder's prompts; wanted: name of a row of prompts.json, or "none"."""
+def prompt_meta(folder, family, name, say, wanted=None, added=None):
+    """Return the metadata of a folder's prompts; wanted: name of a row of prompts.json, or "none"; added: as in
+    check_tokens, if known."""
     path = os.path.join(folder, "tokenizer_config.json")
     about = read_json(path) if os.path.exists(path) else {}
     template, where = template_of(path, about, folder) if wanted != "none" else (None, None)
@@ -245,5 +242,5 @@ def prompt_meta(folder, family, name, say, wanted=None):
     tokens = tokens_of(folder, about, family)
     meta = meta_of(template, tokens, family, name, where, wanted, say)
     meta.update(named_languages(meta, card_languages(folder)))
-    check_tokens(folder, about, tokens, meta, where)
+    check_tokens(added, tokens, meta, where)
     return meta
