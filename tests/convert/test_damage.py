@@ -105,7 +105,7 @@ def hf(family, layout):
             write_bytes(folder + "/sentencepiece.bpe.model", small_model(["<unk>", "<s>", "</s>", *letters]))
             about = {"additional_special_tokens": ["deu_Latn", "eng_Latn"]}
             write_bytes(folder + "/special_tokens_map.json", json.dumps(about).encode())
-        return ["--from", "hf", folder]
+        return ["--from", "hf", folder, *["--ids-only"] * (family != "marian" and layout == "legacy")]
     return make
 
 
@@ -571,7 +571,7 @@ def own(folder):
                 b"shortlist:\n  - lex.bin\n")
     write_bytes(folder + "/lex.bin", b"".join(b"y w%d 0.5\n" % i for i in range(20, 64)))
     write_bytes(folder + "/LICENSE", b"Anybody may do anything.")
-    return ["--from", "marian", folder]
+    return ["--from", "marian", folder, "--ids-only"]
 
 
 ENDLESS = {"config.json": ("marian", "safetensors"), "vocab.json": ("marian", "safetensors"),

@@ -204,6 +204,36 @@ def custom_wordings_are_used():
                  [asked(text.replace("{source_text}", "house"))])
 
 
+@model_test
+def prompts_may_name_the_source():
+    own = "{source_lang} ({source_code}) to {target_lang} ({target_code}): {source_text} {source_lang}"
+    line = "house"
+    for given, code, name, target in ("en", "en", "English", "German"), ("zh_TW", "zh-Hant", "繁体中文", "德语"):
+        turn = f"{name} ({code}) to {target} (de): {line} {name}"
+        assert_asked(as_text([line], "-s", given, "-t", "de", "--prompt", own), [asked(turn)])
+    command = [TRANSLATE, "-m", model()[0], "-t", "de", "--prompt", own, "house"]
+    assert "requires a source language" in run(command, status=1).stderr
+    # Answers depend on the last character of the prompt.
+    named = {"prompt.plain.en": "{target_lang}: {source_text} {source_code}"}
+    path = answering("sourced", {"n": "from English", "e": "from German"}, **named)
+    for given, text, wanted in (("en", "x", "from English"), ("de", "x", "from German"),
+                                ("auto", "Where is my book?", "from English"),
+                                ("auto", "Wo ist mein Buch, und wer hat es?", "from German")):
+        assert run([TRANSLATE, "-m", path, "-s", given, "-t", "en", text]).lines == [wanted], (given, text)
+    assert "-s LANG (source language)" in run([TRANSLATE, "-m", path, "-t", "en", "x"], status=2).stderr
+    from moe_translate import Model, MoeError, Translator
+    assert Model(path).needs_source and not Model(model()[0]).needs_source
+    with Translator(path, target="en") as translator:
+        assert translator.translate("x", source="de") == "from German"
+        assert translator.translate("Where is my book?", source="auto") == "from English"
+        try:
+            translator.translate("x")
+        except MoeError as error:
+            assert "missing language: pass source" in str(error), error
+        else:
+            raise AssertionError("translated without a source")
+
+
 def objects(command, lines):
     """Run a program, which may fail for some lines; return its JSON objects."""
     found = subprocess.run(command, input="".join(x + "\n" for x in lines), capture_output=True, encoding="utf-8",

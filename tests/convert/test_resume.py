@@ -35,7 +35,7 @@ kills = 20
 
 
 def start(path, out, kind="-"):
-    return subprocess.Popen([PROGRAM, "--resume", kind, "-", path, out], stdout=subprocess.PIPE)
+    return subprocess.Popen([PROGRAM, "--resume", "--ids-only", kind, "-", path, out], stdout=subprocess.PIPE)
 
 
 def convert(path, out, kind="-"):

@@ -99,6 +99,22 @@ def prompted_models_see_the_context():
         assert server.translate(LINES, context="a b")[1] == {"translatedText": moe_translate(LINES, "de")}
 
 
+@made_up_test
+def prompts_name_the_source_that_is_given_or_detected():
+    with tempfile.TemporaryDirectory() as folder:
+        path = made_up.write(
+            folder + "/model", {"n": "from English", "e": "from German"},
+            **{"prompt.plain.en": "{target_lang}: {source_text} {source_code}"})  # fmt: skip
+        with serving("--threads", "1", model=path, fast=False) as server:
+            german, english = "Wo ist mein Buch, und wer hat es?", "Where is my book, and who has it?"
+            for text, source, wanted in ((german, "de", "German"), (german, "en", "English"),
+                                         (german, "auto", "German"), (english, "auto", "English")):  # fmt: skip
+                found = server.ask("/translate", {"q": text, "source": source, "target": "en"})[1]
+                assert found["translatedText"] == f"from {wanted}", (text, source, found)
+            found = server.ask("/v2/translate", {"text": [german, english], "target_lang": "EN"})[1]["translations"]
+            assert [x["text"] for x in found] == ["from German", "from English"], found
+
+
 @test_client
 def deepls_client_reads_languages_and_usage():
     with serving() as server:

@@ -248,7 +248,7 @@ ptrdiff_t moetext_model_language_find(const moetext_model *m, const char *code) 
 
 int moetext_model_needs_source(const moetext_model *m) {
     if (m->set) return m->ops->needs_source(m->set);
-    return moe_model_needs_source(m->front.model);
+    return moe_model_needs_source(m->front.model) || text_prompt_names_source(m->front.model, NULL);
 }
 
 static const char *piece_of(const moetext_model *m, moe_span (*find)(const text_front *front, int32_t id), int32_t id,
@@ -1173,6 +1173,12 @@ static moetext *translator_of(text_stream *stream) { return (moetext *)(void *)s
 
 static const char AUTO[] = "auto"; /* represents a source language that must be detected */
 
+/* Return 1 if texts need a source language, also for the user's own prompt. */
+static int needs_source(const moetext *t) {
+    return moetext_model_needs_source(t->model) ||
+           (!t->several && text_prompt_names_source(t->model->front.model, &t->prompt));
+}
+
 /* Set the tags of a text's languages. The default languages are those of the options. The source language is detected
  * only for models that need it; the other models are trained without it. */
 static moe_status tags_of(moetext *t, const moetext_request *q, int32_t *source_tag, int32_t *target_tag,
@@ -1190,7 +1196,7 @@ static moe_status tags_of(moetext *t, const moetext_request *q, int32_t *source_
     if (*target_tag < 0)
         return text_fail(error, MOE_ERROR_ARGUMENT, "target",
                          "no target language: set the option target, or give one with the text");
-    if (*source_tag < 0 && moetext_model_needs_source(t->model))
+    if (*source_tag < 0 && needs_source(t))
         return text_fail(error, MOE_ERROR_ARGUMENT, "source",
                          "this model requires a source language: set the option source, or give one with the text");
     return MOE_OK;
@@ -1869,7 +1875,7 @@ void text_translator_pieces(const moetext *t, uint64_t *pieces, uint64_t *unknow
 }
 
 moe_status text_translator_detects(moetext *t, moe_error *error) {
-    if (t->several || t->detector || !moetext_model_needs_source(t->model)) return MOE_OK;
+    if (t->several || t->detector || !needs_source(t)) return MOE_OK;
     return text_detector_of_model(t->model->front.model, &t->detector, error);
 }
 

@@ -158,7 +158,7 @@ size_t moetext_model_language_count(const moetext_model *model);
 const char *moetext_model_language(const moetext_model *model, size_t i); /* NULL if out of range */
 /* Return the index of a language, or -1. Other spellings match too: "DE", "de_DE", "deu" and "deu_Latn" for "de". */
 ptrdiff_t moetext_model_language_find(const moetext_model *model, const char *code);
-/* Return 1 if every text needs a source language (NLLB-200, M2M-100, several models). */
+/* Return 1 if every text needs a source language (NLLB-200, M2M-100, several models, prompts that name it). */
 int moetext_model_needs_source(const moetext_model *model);
 
 /* Return the piece of a token id, which is not NUL-terminated, and its length. It is valid as long as the model; "" if

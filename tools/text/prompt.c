@@ -17,9 +17,22 @@ enum { LONGEST_PIECE = 1 << 14, MOST_LANGUAGES = 1024, TOKEN = 16 /* usual maxim
 static const char *const kind_names[] = { "plain", "terms", "context", "style", "delimiters", "structured" };
 
 /* Marks in a wording, which are replaced by values. */
-typedef enum mark { TEXT, TARGET, TARGET_STYLE, BACKGROUND, FORMAT, TERM, TRANSLATION, MARKS } mark;
+typedef enum mark {
+    TEXT,
+    TARGET,
+    TARGET_STYLE,
+    BACKGROUND,
+    FORMAT,
+    TERM,
+    TRANSLATION,
+    SOURCE,
+    SOURCE_CODE,
+    TARGET_CODE,
+    MARKS
+} mark;
 static const char *const marks[] = { "{source_text}", "{target_lang}", "{target_style}", "{background_text}",
-                                     "{format_type}", "{term}",        "{translation}" };
+                                     "{format_type}", "{term}",        "{translation}",  "{source_lang}",
+                                     "{source_code}", "{target_code}" };
 
 /* A piece of the template: its ids from the first to the last added token, and the text around them, which is tokenised
  * together with the messages, as in transformers. Without an added token, all of it is `before`. */
@@ -34,6 +47,7 @@ struct text_prompt {
     int has_system, has_answer;          /* 1 if the template has a place for these messages */
     moe_span wordings[KINDS][LANGUAGES]; /* empty if missing */
     moe_span *names[LANGUAGES];          /* [languages] */
+    moe_span *codes;                     /* [languages] */
     unsigned char *chinese;              /* [languages] 1 if prompts with this source or target are in Chinese */
     size_t languages, extra;
 };
@@ -90,12 +104,17 @@ static moe_status take_pair(const text_front *front, const char *of, piece pair[
     return !status && n == 1 ? text_fail(error, MOE_ERROR_FORMAT, key, "prefix or suffix is missing") : status;
 }
 
+/* Return a wording of the file; `key` receives its name. */
+static moe_span wording_in(const moe_model *m, int k, int l, char key[64]) {
+    snprintf(key, 64, "prompt.%s.%s", kind_names[k], l == CHINESE ? "zh" : "en");
+    return meta_text(m, key);
+}
+
 static moe_status take_wordings(const moe_model *m, text_prompt *p, moe_error *error) {
     char key[64];
     for (int k = 0; k < KINDS; k++)
         for (int l = 0; l < LANGUAGES; l++) {
-            snprintf(key, sizeof key, "prompt.%s.%s", kind_names[k], l == CHINESE ? "zh" : "en");
-            const moe_span s = p->wordings[k][l] = meta_text(m, key);
+            const moe_span s = p->wordings[k][l] = wording_in(m, k, l, key);
             if (s.length && (s.length > LONGEST_PIECE || occurrences(s, span_of(marks[TEXT])) != 1))
                 return text_fail(error, MOE_ERROR_FORMAT, key,
                                  "must contain %s exactly once and be at most %d bytes long", marks[TEXT],
@@ -113,17 +132,19 @@ static moe_status take_names(const moe_model *m, text_prompt *p, moe_error *erro
         return text_fail(error, MOE_ERROR_FORMAT, "languages.codes", "a prompted model needs 1 to %d languages",
                          (int)MOST_LANGUAGES);
     p->chinese = calloc(n, 1);
+    p->codes = calloc(n, sizeof *p->codes);
     for (int l = 0; l < LANGUAGES; l++) {
         const ptrdiff_t i = moe_model_meta_find(m, keys[l]);
         if (i < 0 || moe_model_meta_kind(m, (size_t)i) != MOE_META_TEXTS || moe_model_meta_length(m, (size_t)i) != n)
             return text_fail(error, MOE_ERROR_FORMAT, keys[l], "must be a list of %zu names, one per language", n);
         p->names[l] = calloc(n, sizeof **p->names);
-        if (!p->names[l] || !p->chinese) return text_out_of_memory(error);
+        if (!p->names[l] || !p->chinese || !p->codes) return text_out_of_memory(error);
         moe_model_meta_texts(m, (size_t)i, p->names[l], n);
     }
     for (size_t i = 0; i < n; i++) {
         if (moe_model_language_tag_at(m, i) != (int32_t)i)
             return text_fail(error, MOE_ERROR_FORMAT, "languages.tags", "must be consecutive integers from 0");
+        p->codes[i] = moe_model_language(m, i);
         for (size_t k = 0; chinese >= 0 && k < moe_model_meta_length(m, (size_t)chinese); k++)
             if (text_same(moe_model_language(m, i), moe_model_meta_text(m, (size_t)chinese, k))) p->chinese[i] = 1;
     }
@@ -276,10 +297,27 @@ static moe_span wording_for(const text_prompt *p, const text_prompt_options *w, 
     return found.length ? found : wording_of(p, PLAIN, language);
 }
 
-/* Set the values that do not depend on the text. */
-static void set_values(moe_span values[MARKS], const text_prompt_options *w, moe_span target) {
+static int names_source(moe_span wording) {
+    return find_mark(wording, 0, SOURCE) < wording.length || find_mark(wording, 0, SOURCE_CODE) < wording.length;
+}
+
+int text_prompt_names_source(const moe_model *m, const text_prompt_options *w) {
+    char key[64];
+    int named = 0;
+    if (!moe_model_prompted(m) || moe_model_meta_find(m, "prompt.prefix") < 0) return 0;
+    if (w && given(w->wording) && kind_called(w->wording) == KINDS) return names_source(span_of(w->wording));
+    for (int k = 0; k < KINDS; k++)
+        for (int l = 0; l < LANGUAGES; l++) named |= names_source(wording_in(m, k, l, key));
+    return named;
+}
+
+/* Set the values that do not depend on the text. An unknown source is -1. */
+static void set_values(moe_span values[MARKS], const text_prompt *p, const text_prompt_options *w,
+                       wording_language language, int32_t source, int32_t target) {
     const char *format = given(w->wording) && kind_called(w->wording) != KINDS ? strchr(w->wording, ':') : NULL;
-    values[TARGET] = target;
+    values[TARGET] = p->names[language][target];
+    values[TARGET_CODE] = p->codes[target];
+    if (knows(p, source)) values[SOURCE] = p->names[language][source], values[SOURCE_CODE] = p->codes[source];
     values[TARGET_STYLE] = span_of(w->style);
     values[FORMAT] = span_of(format ? format + 1 : "JSON");
 }
@@ -293,8 +331,11 @@ static moe_status put_turn(const text_prompt *p, const text_prompt_options *w, c
     if (before.length && !strictly && !own && !context.length && !given(w->style))
         wording = behind_terms(before), language = of_terms;
     while (context.length && context.data[context.length - 1] == '\n') context.length--;
+    if (!knows(p, a->source) && (names_source(wording) || (before.length && names_source(before))))
+        return text_fail(error, MOE_ERROR_ARGUMENT, "source",
+                         "the prompt names the source language: set the option source, or give one with the text");
     moe_span values[MARKS] = { [TEXT] = a->text, [BACKGROUND] = context };
-    set_values(values, w, p->names[language][a->target]);
+    set_values(values, p, w, language, a->source, a->target);
     text_clear(&out->text);
     out->context = terms->begin = SIZE_MAX;
     if (before.length) put_terms(before, terms, values, out);
@@ -451,11 +492,15 @@ static moe_status measure(const text_front *front, const text_prompt *p, const t
     for (int i = 0; i < 2 * LANGUAGES && !status; i++) {
         wording_language l = i / 2 ? CHINESE : ENGLISH;
         const moe_span wording = wording_for(p, w, i % 2, 0, &l);
-        size_t longest = 0;
-        for (size_t k = 1; k < p->languages; k++)
-            if (p->names[l][k].length > p->names[l][longest].length) longest = k;
+        int32_t longest = 0;
+        size_t code = 0;
+        for (size_t k = 1; k < p->languages; k++) {
+            if (p->names[l][k].length > p->names[l][longest].length) longest = (int32_t)k;
+            if (p->codes[k].length > p->codes[code].length) code = k;
+        }
         moe_span values[MARKS] = { { NULL, 0 } };
-        set_values(values, w, p->names[l][longest]);
+        set_values(values, p, w, l, longest, longest);
+        values[SOURCE_CODE] = values[TARGET_CODE] = p->codes[code];
         text_clear(&said.text);
         put_wording(wording, values, &said);
         status = said.text.failed ? text_out_of_memory(error) : join_ids(front, p, &said, &ids, error);
@@ -489,6 +534,7 @@ void text_prompt_free(text_prompt *p) {
     text_ids_free(&p->suffix.ids);
     for (int i = 0; i < 2; i++) text_ids_free(&p->system[i].ids), text_ids_free(&p->answer[i].ids);
     for (int l = 0; l < LANGUAGES; l++) free(p->names[l]);
+    free(p->codes);
     free(p->chinese);
     free(p);
 }

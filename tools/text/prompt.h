@@ -22,8 +22,9 @@ enum {
 /* Options that apply to all translations. May be all zero. */
 typedef struct text_prompt_options {
     const char *style;   /* such as "formal"; NULL or "" for none */
-    const char *wording; /* the user's own wording, with {source_text}, or "delimiters", "structured" or
-                            "structured:JSON" for a wording of the model; NULL or "" for the model's default */
+    const char *wording; /* the user's own wording, with {source_text} and perhaps other marks of prompt.c, or
+                            "delimiters", "structured" or   "structured:JSON" for a wording of the model; NULL or "" for
+                            the model's default */
     size_t context;      /* earlier lines to show, up to TEXT_PROMPT_CONTEXT */
     size_t extra;        /* maximum tokens of a prompt without text, context and terms; set by text_prompt_check */
 } text_prompt_options;
@@ -38,7 +39,10 @@ typedef struct text_prompt_request {
 
 /* Read a model's prompts; *out is NULL if each text is a whole prompt. Errors: MOE_ERROR_FORMAT, MOE_ERROR_MEMORY. */
 moe_status text_prompt_new(const text_front *front, text_prompt **out, moe_error *error);
-void text_prompt_free(text_prompt *prompt);          /* may be NULL */
+void text_prompt_free(text_prompt *prompt); /* may be NULL */
+/* Return 1 if a wording that the options may select names the source language; `wishes` may be NULL. Does not need the
+ * tokeniser. */
+int text_prompt_names_source(const moe_model *model, const text_prompt_options *wishes);
 size_t text_prompt_extra(const text_prompt *prompt); /* value of text_prompt_options.extra if no other option is set */
 
 /* Check that the model supports the options, and set `extra`. `plain` is 1 if lines are ids or pieces. Errors:
