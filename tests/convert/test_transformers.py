@@ -702,7 +702,7 @@ def a_signal_leaves_no_files_without_resume():
     with tempfile.TemporaryDirectory() as folder:
         make.make(folder + "/model", "nllb-moe", encoder_ffn_dim=30000, decoder_ffn_dim=30000)
         command = [sys.executable, convert.__file__, "--from", "hf", folder + "/model", "-o", folder + "/out.bin",
-                   "--type", "q4"]
+                   "--type", "q4", "--ids-only"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         deadline = time.monotonic() + 60
         while len(os.listdir(folder)) == 1 and time.monotonic() < deadline:

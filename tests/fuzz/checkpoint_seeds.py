@@ -1,5 +1,6 @@
 """Write inputs of fuzz_checkpoint.c: small models of each family, as folders and as GGUF files."""
 import os
+import struct
 import tempfile
 
 import make_decoder as make
@@ -9,7 +10,8 @@ from marian_damage import packed_folder
 
 NAMES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
          "chat_template.jinja", "model.safetensors", "model.safetensors.index.json", "model-00001-of-00002.safetensors",
-         "model-00002-of-00002.safetensors", "x.gguf", "x-00001-of-00002.gguf", "x-00002-of-00002.gguf")
+         "model-00002-of-00002.safetensors", "x.gguf", "x-00001-of-00002.gguf", "x-00002-of-00002.gguf",
+         "tokenizer.model", "added_tokens.json")
 SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
          "intermediate_size": 8, "moe_intermediate_size": 4, "num_experts": 3, "num_experts_per_tok": 2,
          "max_position_embeddings": 16}
@@ -32,7 +34,25 @@ def small(at, family, **changes):
     return make.make(at, family, **changes)
 
 
+def small_pieces():
+    """Return a SentencePiece model of type BPE with tokens for bytes."""
+    pieces = [("<unk>", 2), ("<s>", 3), ("</s>", 3), *((f"<0x{byte:02X}>", 6) for byte in range(256)), ("\u2581", 1),
+              ("a", 1), ("b", 1), ("ab", 1), ("\u2581ab", 1), ("<x>", 4)]
+    out = b""
+    for i, (text, kind) in enumerate(pieces):
+        piece = bytes([0x0a, len(text.encode())]) + text.encode() + b"\x15" + struct.pack("<f", -i) + bytes([0x18, kind])
+        out += bytes([0x0a, len(piece)]) + piece
+    return out + b"\x12\x02\x18\x02" + b"\x1a\x02\x20\x00"
+
+
 def write_seeds(made):
+    with tempfile.TemporaryDirectory() as at:
+        small(at, "llama", vocab_size=300)
+        with open(at + "/tokenizer.model", "wb") as file:
+            file.write(small_pieces())
+        with open(at + "/added_tokens.json", "w", encoding="utf-8") as file:
+            file.write('{"<new>": 280}')
+        write(made, "llama-pieces", at)
     for family, kind in make_gguf.TOKENISERS.items():
         for number, options in enumerate(({}, {"second": True}, {"shards": 2}, {"vocab_size": 448})):
             with tempfile.TemporaryDirectory() as at:

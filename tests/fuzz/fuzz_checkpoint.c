@@ -16,7 +16,9 @@ static const char *const names[] = { "config.json",
                                      "model-00002-of-00002.safetensors",
                                      "x.gguf",
                                      "x-00001-of-00002.gguf",
-                                     "x-00002-of-00002.gguf" };
+                                     "x-00002-of-00002.gguf",
+                                     "tokenizer.model",
+                                     "added_tokens.json" };
 enum { NAMES = sizeof names / sizeof *names };
 
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
@@ -40,7 +42,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     moe_error e = { MOE_OK, "", "" };
     fuzz_write_folder(data, size, names, NAMES, write_file);
     remove(fuzz_converted);
-    const convert_options options = { .path = fuzz_in, .type = types[fuzz_below(&r, 4)], .experts = MOE_TYPE_KEEP };
+    const convert_options options = { .path = fuzz_in,
+                                      .type = types[fuzz_below(&r, 4)],
+                                      .experts = MOE_TYPE_KEEP,
+                                      .ids_only = (int)fuzz_below(&r, 2) };
     const moe_status status = convert_model(&options, fuzz_converted, &e);
     fuzz_check_conversion(status, &e);
     if (status) convert_check(fuzz_in, &e);

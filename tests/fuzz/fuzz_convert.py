@@ -93,7 +93,7 @@ def undamaged(target, folder):
         test_hf_tokens.Checkpoint(f"{folder}/{kind}", kind)
     for family, layout, dtype, more in (("nllb-moe", "safetensors-sharded", "bf16", ["--experts", "q4"]),
                                         ("marian", "bin", "f16", []), ("nllb", "legacy", "f32", ["--type", "q8"])):
-        path = case(f"{family}-{layout}", ["--from", "hf", "{}", *more])
+        path = case(f"{family}-{layout}", ["--from", "hf", "{}", "--ids-only", *more])
         make_transformers.make(path, family, layout=layout, dtype=dtype)
     return cases
 

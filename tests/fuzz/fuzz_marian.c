@@ -48,7 +48,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     moe_error e = { MOE_OK, "", "" };
     fuzz_write_folder(data, size, names, NAMES, write_file);
     remove(fuzz_converted);
-    const convert_options options = { .path = fuzz_in, .type = types[fuzz_below(&r, 4)] };
+    const convert_options options = { .path = fuzz_in,
+                                      .type = types[fuzz_below(&r, 4)],
+                                      .ids_only = (int)fuzz_below(&r, 2) };
     making m = { .out = fuzz_converted, .error = &e };
     if (!marian_convert(&m, &options) && !m.status) making_no_memory(&m);
     making_free(&m);

@@ -80,7 +80,7 @@ def folder(kind, layout, *options, spms=(), lex=None, decoder=True):
             if lex:
                 words += ["shortlist:", "    - lex.s2t.bin", "    - false"]
             write(at + "/decoder.yml", "\n".join(words + [""]).encode())
-        return ["--from", "marian", "{}", *options]
+        return ["--from", "marian", "{}", *options, *["--ids-only"] * (not spms)]
     return make
 
 

@@ -79,13 +79,14 @@ def write_marian(at, packed=False):
 
 def write_hub(at, **changes):
     os.makedirs(at, exist_ok=True)
-    return make.make(at, "llama", **changes)
+    make.make(at, "llama", vocab_size=448, **changes)
+    make.write_tokeniser(at)
 
 
 def write_gguf(at):
     with tempfile.TemporaryDirectory() as folder:
-        config, arrays = make.make(folder, "llama")
-        make_gguf.write(at, config, {name: x.astype(np.float32) for name, x in arrays.items()})
+        config, arrays = make.make(folder, "llama", vocab_size=448)
+        make_gguf.write(at, config, {name: x.astype(np.float32) for name, x in arrays.items()}, tokens=True)
 
 
 # ---- Opening ---------------------------------------------------------------------------------------------------------
@@ -206,7 +207,7 @@ def a_larger_conversion_is_announced_with_both_sizes():
                                        num_attention_heads=4, vocab_size=4096)
             tensors = {name: x.astype(np.float32) for name, x in arrays.items()}
             kinds = {name: "Q4_0" for name, x in make_gguf.arrays_of(config, tensors).items() if x.ndim > 1}
-            make_gguf.write(at + "/x.gguf", config, tensors, kinds)
+            make_gguf.write(at + "/x.gguf", config, tensors, kinds, tokens=True)
         _, notes = info(at + "/x.gguf", environment)
         assert "larger than the published" in notes, notes
 
@@ -261,6 +262,7 @@ def an_interrupted_conversion_continues():
             make.write_zeros(path, {**make.CONFIGS["llama"], "hidden_size": 512, "intermediate_size": 2048,
                                     "num_hidden_layers": 12, "vocab_size": 8000, "head_dim": 64,
                                     "num_attention_heads": 8})
+            make.write_tokeniser(path)
             for changed in False, True:
                 process = subprocess.Popen([TRANSLATE, "-m", path, "--ids"], stdin=subprocess.DEVNULL,
                                            stderr=subprocess.PIPE, env=environment)
