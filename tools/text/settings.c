@@ -73,8 +73,8 @@ static const option_row table[] = {
     { "context", "N", "add the N previous lines to the prompt, without their translations (default: 0)",
       .group = GROUP_PROMPT, WHOLE_OF(context, 0, TEXT_PROMPT_CONTEXT, "0 to 16") },
     { "prompt", "TEXT", "prompt template with {source_text} and usually {target_lang}",
-      .more =
-          ", {source_lang}, {target_code}, {source_code}. The values delimiters and structured:FORMAT, e.g. structured:JSON, select one of the model's prompts",
+      .more = ", {source_lang}, {target_code}, {source_code}. The values delimiters and structured:FORMAT, e.g. "
+              "structured:JSON, select one of the model's prompts",
       .group = GROUP_PROMPT, TEXT_OF(prompt, "a prompt") },
     { "alignment", NULL, "align the words of text and translation, which takes more time and memory (default: 0)",
       SWITCH_OF(alignment) },
