@@ -165,14 +165,17 @@ def fused(c, arrays):
 
 
 def write_safetensors(path, arrays, exact=False):
-    """Write a safetensors file: biases as F32, other arrays as BF16 or, if `exact`, as F32."""
+    """Write a safetensors file: biases as F32, other arrays as BF16 or, if `exact`, as F32, and tuples of a number
+    format, a shape and bytes as they are."""
     header, data = {}, []
     at = 0
     for name, x in arrays.items():
-        f32 = exact or name.endswith(("expert_bias", "correction_bias"))
-        piece = x.astype("<f4").tobytes() if f32 else (x.view(np.uint32) >> 16).astype("<u2").tobytes()
-        header[name] = {"dtype": "F32" if f32 else "BF16", "shape": list(x.shape),
-                        "data_offsets": [at, at + len(piece)]}
+        if not isinstance(x, tuple):
+            f32 = exact or name.endswith(("expert_bias", "correction_bias"))
+            x = (("F32", x.shape, x.astype("<f4").tobytes()) if f32 else
+                 ("BF16", x.shape, (x.view(np.uint32) >> 16).astype("<u2").tobytes()))
+        dtype, shape, piece = x
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(piece)]}
         data.append(piece)
         at += len(piece)
     text = json.dumps(header).encode()

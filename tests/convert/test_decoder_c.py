@@ -10,12 +10,13 @@ import contextlib
 import io
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
 import tempfile
 
-from converting import ROOT, convert_here, convert_quietly, has_tokeniser
+from converting import ROOT, TRANSLATE, convert_here, convert_quietly, has_tokeniser
 from suite import Skip, Suite
 
 try:
@@ -125,6 +126,113 @@ def folders_have_the_same_bytes():
         assert_same(at)
 
 
+def plain(text):
+    """Return a message without spaces and quotation marks, with which Python and C write values differently."""
+    return re.sub(r"[\s'\"]", "", text)
+
+
+def fp8_value(code, exponent_bits):
+    """Return the value of a code: sign, exponent, mantissa."""
+    bits = 7 - exponent_bits
+    exponent, mantissa = code >> bits & (1 << exponent_bits) - 1, code & (1 << bits) - 1
+    bias = (1 << exponent_bits - 1) - 1
+    size = (1 + mantissa / 2 ** bits) * 2.0 ** (exponent - bias) if exponent else mantissa / 2 ** bits * 2.0 ** (1 - bias)
+    return -size if code & 128 else size
+
+
+# Number format, shape of a block (0: all), shape of the tensor of scales, its number format, ending and settings
+FP8 = {"one": ("F8_E4M3", (0, 0), lambda r, c: (), "BF16", "_scale", {"quant_method": "fp8"}),
+       "one_inside": ("F8_E5M2", (0, 0), lambda r, c: (1, 1), "F16", "_scale", {"quant_method": "fp8"}),
+       "row": ("F8_E4M3", (1, 0), lambda r, c: (r, 1), "BF16", "_scale",
+               {"quant_method": "compressed-tensors", "format": "float-quantized", "ignored_layers": ["lm_head"]}),
+       "vector": ("F8_E4M3", (1, 0), lambda r, c: (r,), "F32", "_scale", {"quant_method": "compressed-tensors"}),
+       "block": ("F8_E4M3", (7, 24), lambda r, c: (-(-r // 7), -(-c // 24)), "F32", "_scale_inv",
+                 {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [7, 24]}),
+       "wide": ("F8_E4M3", (128, 128), lambda r, c: (-(-r // 128), -(-c // 128)), "BF16", "_scale_inv",
+                {"quant_method": "fp8", "weight_block_size": None})}
+
+
+def quantised(arrays, form, r, more=lambda name: {}):
+    """Return the tensors of a checkpoint in FP8, and those that they stand for."""
+    kind, block, shape_of, scale_kind, end, _ = FP8[form]
+    codes_of = [x for x in range(256) if x & 127 < (127 if kind == "F8_E4M3" else 124)]
+    table = np.array([fp8_value(x, int(kind[4])) if x in codes_of else np.nan for x in range(256)])
+    there, meant = {}, {}
+    for name, x in arrays.items():
+        if not name.endswith("_proj.weight") or x.ndim != 2:
+            there[name] = meant[name] = x
+            continue
+        rows, cols = x.shape
+        shape = shape_of(rows, cols)
+        scales = make.bf16(r.uniform(0.001, 0.02, shape).astype(np.float32))
+        data = {"F32": lambda: scales.astype("<f4"), "F16": lambda: scales.astype("<f2"),
+                "BF16": lambda: (scales.view(np.uint32) >> 16).astype("<u2")}[scale_kind]().tobytes()
+        scales = scales.astype(np.float16).astype(np.float32) if scale_kind == "F16" else scales
+        codes = r.choice(codes_of, (rows, cols)).astype(np.uint8)
+        high, wide = block[0] or rows, block[1] or cols
+        grid = scales.reshape(-(-rows // high), -(-cols // wide))
+        meant[name] = table[codes].astype(np.float32) * grid.repeat(high, 0)[:rows].repeat(wide, 1)[:, :cols]
+        there |= {name: (kind, x.shape, codes.tobytes()), name + end: (scale_kind, shape, data), **more(name)}
+    return there, meant
+
+
+@gguf_test
+def weights_in_fp8_are_multiplied_by_their_scales():
+    r = np.random.default_rng(8)
+    for form, (*_, settings) in FP8.items():
+        for family in "hunyuan_v1_dense", "qwen3_moe":
+            with tempfile.TemporaryDirectory() as at:
+                os.makedirs(at + "/fp8/model"), os.makedirs(at + "/f32/model")
+                config, arrays = make.make(at, family)
+                there, meant = quantised(arrays, form, r, lambda name: {
+                    name.replace("weight", "input_scale"): ("F32", (1,), struct.pack("<f", 2))})
+                make.write_config(at + "/fp8/model", {**config, "quantization_config": settings}, make.GENERATION)
+                make.write_safetensors(at + "/fp8/model/model.safetensors", there, True)
+                make.write_config(at + "/f32/model", config, make.GENERATION)
+                make.write_safetensors(at + "/f32/model/model.safetensors", meant, True)
+                for kind, experts in ("f32", "f32"), ("-", "-"):
+                    assert_same(at + "/fp8/model", kind, experts)
+                    for name in "fp8", "f32":
+                        assert convert_c(f"{at}/{name}/model", f"{at}/{name}.bin", kind, experts)[0] is None
+                    assert bytes_of(at + "/fp8.bin") == bytes_of(at + "/f32.bin"), (form, family, kind)
+
+
+@gguf_test
+def damaged_fp8_is_rejected():
+    r = np.random.default_rng(9)
+    first = "model.layers.0.self_attn.q_proj.weight"
+    cases = [
+        ("row", lambda t, c: t.pop(first + "_scale"), f"tensor {first} is in FP8 and has no scale"),
+        ("row", lambda t, c: t.update({first + "_scale": ("F32", (3, 1), bytes(12))}), "expected one scale, one per row"),
+        ("row", lambda t, c: t.update({first + "_scale": ("I8", t[first][1][:1], bytes(t[first][1][0]))}),
+         "number format I8"),
+        ("block", lambda t, c: c["quantization_config"].update(weight_block_size=[7, 0]), "weight_block_size [7,0]"),
+        ("block", lambda t, c: c["quantization_config"].update(weight_block_size=[7]), "weight_block_size [7]"),
+        ("block", lambda t, c: c["quantization_config"].update(weight_block_size=[7, 24, 1]), "weight_block_size"),
+        ("block", lambda t, c: c["quantization_config"].update(weight_block_size=[8, 24]), "one per 8 x 24 numbers"),
+        ("one", lambda t, c: c["quantization_config"].update(quant_method="awq"), "quant_method awq is not supported"),
+        ("one", lambda t, c: c["quantization_config"].update(format="pack-quantized"), "format pack-quantized is not"),
+        ("one", lambda t, c: c.update(quantization_config="fp8"), "quant_method"),
+        ("one", lambda t, c: t.update({first: (t[first][0], t[first][1], b"\x7f" + t[first][2][1:])}), "not finite"),
+        ("row", lambda t, c: t.update({first + "_scale": (
+            "F32", t[first][1][:1], struct.pack("<f", float("inf")) * t[first][1][0])}), "not finite"),
+        ("one", lambda t, c: t.update({"model.norm.weight": ("F8_E4M3", t["model.norm.weight"].shape, bytes(
+            t["model.norm.weight"].shape[0])), "model.norm.weight_scale": ("F32", (), bytes(4))}), "only matrices"),
+    ]
+    for form, damage, wanted in cases:
+        with tempfile.TemporaryDirectory() as at:
+            config, arrays = make.make(at, "hunyuan_v1_dense")
+            there, _ = quantised(arrays, form, r)
+            config = {**config, "quantization_config": dict(FP8[form][-1])}
+            damage(there, config)
+            make.write_config(at, config, make.GENERATION)
+            make.write_safetensors(at + "/model.safetensors", there, True)
+            for convert in convert_python, convert_c:
+                problem, _ = convert(at, at + "/out")
+                assert problem and plain(wanted) in plain(problem), (form, wanted, problem)
+                assert not os.path.exists(at + "/out")
+
+
 @gguf_test
 def unsupported_tokenisers_of_characters_are_rejected():
     with open(make.TOKENISER, encoding="utf-8") as file:
@@ -182,36 +290,57 @@ def gguf_files_have_the_same_bytes():
                 assert_same(path)
 
 
-@gguf_test
-def blocks_of_all_formats_have_the_same_bytes():
-    """Random blocks: also numbers that no quantiser would choose."""
-    r = np.random.default_rng(5)
-    halves = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82),
-              "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "F16": (0,), "BF16": ()}
+# Number formats of GGUF, and where their blocks have float16 scales
+SCALES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
+          "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "F16": (0,), "BF16": (), "IQ4_NL": (0,), "IQ4_XS": (0,),
+          "MXFP4": (), "IQ2_XS": (0,)}
+
+
+def write_blocks(path, name, r):
+    """Write a GGUF file with random blocks: also numbers that no quantiser would choose."""
     config = {**make.CONFIGS["llama"], **WIDE, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
     arrays = make_gguf.arrays_of(config, make.arrays_of(config, 5))
-    for name, places in halves.items():
-        kind = gguf.GGMLQuantizationType[name]
-        numbers, size = gguf.GGML_QUANT_SIZES[kind]
-        with tempfile.TemporaryDirectory() as at:
-            w = gguf.GGUFWriter(at + "/x.gguf", "llama")
-            for key, value in make_gguf.keys_of(config).items():
-                (w.add_float32 if isinstance(value, float) else w.add_uint32)("llama." + key, value)
-            w.add_uint32("tokenizer.ggml.eos_token_id", 2)
-            for tensor, x in arrays.items():
-                if x.ndim < 2:
-                    w.add_tensor(tensor, np.ascontiguousarray(x, np.float32))
-                    continue
-                blocks = r.integers(0, 256, (x.size // numbers, size), np.uint8)
-                for place in places:
-                    scales = r.uniform(-1, 1, len(blocks)).astype("<f2")
-                    blocks[:, place:place + 2] = scales.view(np.uint8).reshape(-1, 2)
-                if name == "BF16":
-                    blocks[:, 1] &= 0xbf
-                w.add_tensor(tensor, blocks.reshape(x.shape[0], -1), raw_dtype=kind)
-            w.write_header_to_file(), w.write_kv_data_to_file(), w.write_tensors_to_file(), w.close()
-            assert_same(at + "/x.gguf", "f32")
-            assert_same(at + "/x.gguf", "q4m")
+    kind = gguf.GGMLQuantizationType[name]
+    numbers, size = gguf.GGML_QUANT_SIZES[kind]
+    w = gguf.GGUFWriter(path, "llama")
+    for key, value in make_gguf.keys_of(config).items():
+        (w.add_float32 if isinstance(value, float) else w.add_uint32)("llama." + key, value)
+    w.add_uint32("tokenizer.ggml.eos_token_id", 2)
+    for tensor, x in arrays.items():
+        if x.ndim < 2:
+            w.add_tensor(tensor, np.ascontiguousarray(x, np.float32))
+            continue
+        blocks = r.integers(0, 256, (x.size // numbers, size), np.uint8)
+        for place in SCALES[name]:
+            scales = r.uniform(-1, 1, len(blocks)).astype("<f2")
+            blocks[:, place:place + 2] = scales.view(np.uint8).reshape(-1, 2)
+        if name == "BF16":
+            blocks[:, 1] &= 0xbf
+        if name == "MXFP4":
+            blocks[:, 0] = r.integers(0, 140, len(blocks))
+        w.add_tensor(tensor, blocks.reshape(x.shape[0], -1), raw_dtype=kind)
+    w.write_header_to_file(), w.write_kv_data_to_file(), w.write_tensors_to_file(), w.close()
+
+
+@gguf_test
+def blocks_of_all_formats_have_the_same_bytes():
+    r = np.random.default_rng(5)
+    with tempfile.TemporaryDirectory() as at:
+        for name in SCALES:
+            write_blocks(at + "/x.gguf", name, r)
+            if name != "IQ2_XS":
+                assert_same(at + "/x.gguf", "f32")
+                assert_same(at + "/x.gguf", "q4m")
+
+
+@gguf_test
+def formats_without_a_reader_in_c_name_the_command():
+    with tempfile.TemporaryDirectory() as at:
+        write_blocks(at + "/x.gguf", "IQ2_XS", np.random.default_rng(5))
+        done = subprocess.run([TRANSLATE, "-m", at + "/x.gguf", "--no-cache", "Hello."], capture_output=True, text=True)
+        assert done.returncode == 3 and "number format IQ2_XS of tensor " in done.stderr, done
+        assert f"convert.py --from gguf {at}/x.gguf -o model.bin" in done.stderr, done
+        assert convert_python(at + "/x.gguf", at + "/out")[0] is None and os.path.getsize(at + "/out") > 0
 
 
 SMOLLM2 = (  # the template of SmolLM2-Instruct
@@ -361,7 +490,7 @@ DAMAGED = [  # damage, words of the message
     (edited("config.json", hidden_size=None), "config.json hidden_size is missing"),
     (edited("config.json", num_attention_heads=5), "config.json key heads"),
     (edited("config.json", rope_scaling={"type": "linear", "factor": 2}), "config.json rope type"),
-    (edited("config.json", quantization_config={"quant_method": "fp8"}), "config.json quantization_config"),
+    (edited("config.json", quantization_config={"quant_method": "gptq"}), "config.json quantization_config gptq"),
     (edited("generation_config.json", eos_token_id=99999), "generation_config.json eos_token_id"),
     (edited("generation_config.json", no_repeat_ngram_size=3), "generation_config.json no_repeat_ngram_size"),
     (lambda at: os.unlink(at + "/model.safetensors"), "neither model.safetensors"),

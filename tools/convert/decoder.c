@@ -171,14 +171,11 @@ int decoder_rename(making *m, const decoder *d, stored_list *list) {
         if (other)
             good = making_refuse(m, t.file, "tensors %.60s and %.60s are the same tensor under two names", t.own,
                                  other->own);
-        else if (text_ends_with(t.own, strlen(t.own), "weight_scale") || strstr(t.own, "weight_scale_inv") ||
-                 text_ends_with(t.own, strlen(t.own), "input_scale"))
-            good = making_refuse(m, t.file, "tensor %.100s: weights in FP8 are not supported", t.own);
         else good = t.name && length && stored_add(m, &out, &t);
     }
     stored_free(list);
     *list = out;
-    return good;
+    return good && stored_connect_scales(m, list, d->scale_block);
 }
 
 /* ---- Tensors ---- */
@@ -416,7 +413,8 @@ static void put_embedding(builder *b) {
     const stored *first = take(b, names[alone], shape), *second = tied && !alone ? take(b, names[1], shape) : NULL;
     tensor *t = add_tensor(b, "embedding.weight", (size_t)shape[0], (size_t)shape[1], 1);
     if (first && second && first->data != second->data &&
-        (first->format != second->format || memcmp(first->data, second->data, (size_t)stored_bytes(first)) != 0))
+        (first->format != second->format || first->scales || second->scales ||
+         memcmp(first->data, second->data, (size_t)stored_bytes(first)) != 0))
         making_refuse(b->m, first->file, "tensors %.60s and %.60s should be tied, but differ", first->own, second->own);
     add_part(t, first, 0, shape[0]);
     t = add_tensor(b, "rotary.weight", (size_t)positions(d), (size_t)d->head, 1);

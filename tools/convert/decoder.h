@@ -43,8 +43,9 @@ typedef struct decoder {
     unsigned char sparse[DECODER_MAX_LAYERS]; /* 1 for mixtures */
     int64_t experts, chosen, hidden, shared;  /* shared: units */
     double scale;
-    const char *weights; /* chosen, all, sigmoid */
-    double *frequencies; /* [head / 2] of rotary positions */
+    const char *weights;     /* chosen, all, sigmoid */
+    double *frequencies;     /* [head / 2] of rotary positions */
+    uint64_t scale_block[2]; /* rows and columns of a block of FP8 that has a scale */
 } decoder;
 
 /* The decoding defaults. */

@@ -15,6 +15,7 @@ import types
 import numpy as np
 
 import byte_bpe
+import fp8
 import hf
 import hf_tokens
 import moefile
@@ -158,7 +159,7 @@ def read_config(c):
     rows = [row for row in ROWS["ONLY"] if not row[0] or family in row[0].split()]
     for key, values in tables.choices(rows).items():
         c.only(key, *values)
-    m = types.SimpleNamespace(family=family, width=c.get("hidden_size", int, least=1, most=1 << 20),
+    m = types.SimpleNamespace(family=family, scale_block=fp8.scale_block(c), width=c.get("hidden_size", int, least=1, most=1 << 20),
                               layers=c.get("num_hidden_layers", int, least=1, most=256),
                               heads=c.get("num_attention_heads", int, least=1, most=1 << 16),
                               vocabulary=c.get("vocab_size", int, least=4, most=1 << 24),
@@ -266,8 +267,6 @@ def canonical_names(stored, m, say):
             canonical = canonical.replace(published, own)
         if canonical in out:
             raise FormatError(f"tensors {name} and {out[canonical].name} are the same tensor under two names")
-        if name.endswith(("weight_scale", "weight_scale_inv", "input_scale")):
-            raise FormatError(f"tensor {name}: weights in FP8 are not supported")
         out[canonical] = t
     for layer in sorted(skipped):
         names = [name for name in stored if name.startswith(f"model.layers.{layer}.")]
@@ -366,7 +365,7 @@ def build(m, config, generation, stored, tokens, files, say):
     add_end(decode, tokens, say)
     if m.places < m.context:
         say(f"limiting positions to {m.places} of the model's {m.context}")
-    b = hf.Builder(canonical_names(stored, m, say))
+    b = hf.Builder(fp8.connect_scales(canonical_names(stored, m, say), m.scale_block, say))
     put_embeddings(b, m, say)
     for i in range(m.layers):
         put_layer(b, m, i)

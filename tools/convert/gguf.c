@@ -196,6 +196,9 @@ static int take_entry(header *h, size_t number, entry *e) {
         return making_unsupported(h->m, h->file,
                                   "tensor %.80s has number format %" PRIu32 " of GGUF, which has no reader in C",
                                   t->own, format);
+    if (!t->format->decode && t->format->numbers > 1)
+        return making_unsupported(h->m, h->file, "number format %s of tensor %.80s has no reader in C", t->format->name,
+                                  t->own);
     if (t->dims[t->n_dims - 1] % t->format->numbers)
         return making_refuse(h->m, h->file,
                              "tensor %.80s: row length is not a multiple of %" PRIu32 ", the block size of %s", t->own,

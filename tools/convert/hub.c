@@ -330,10 +330,37 @@ static int read_family(hub *h) {
     return h->m->status == MOE_OK;
 }
 
+/* Read quantization_config, which may describe FP8. The tensors tell which of them are in FP8. */
+static int read_quantization(hub *h) {
+    const cJSON *about = conf_raw(&h->config, "quantization_config"), *x;
+    const cJSON *method = cJSON_GetObjectItemCaseSensitive(about, "quant_method"),
+                *format = cJSON_GetObjectItemCaseSensitive(about, "format"),
+                *block = cJSON_GetObjectItemCaseSensitive(about, "weight_block_size");
+    const int packed = format && !conf_is_listed(format, "[null, \"float-quantized\", \"naive-quantized\"]");
+    uint64_t *sizes = h->d.scale_block;
+    int at = 0;
+    char text[80];
+    sizes[0] = sizes[1] = 128;
+    if (about && (!method || !conf_is_listed(method, "[\"fp8\", \"compressed-tensors\"]") || packed))
+        return making_refuse(h->m, h->config.file,
+                             "quantization_config: %s %s is not supported; FP8 is, and so are GGUF files and the "
+                             "model's unquantised form",
+                             packed ? "format" : "quant_method",
+                             conf_short(packed ? format : method, text, sizeof text));
+    if (!about || !block || cJSON_IsNull(block)) return 1;
+    cJSON_ArrayForEach(x, block) {
+        const double size = cJSON_IsNumber(x) ? x->valuedouble : 0;
+        if (at < 2 && size >= 1 && size <= 65536 && floor(size) >= size) sizes[at++] = (uint64_t)size;
+        else at = 3;
+    }
+    return at == 2 || making_refuse(h->m, h->config.file, "quantization_config: weight_block_size %s is not supported",
+                                    conf_short(block, text, sizeof text));
+}
+
 static int read_config(hub *h) {
     decoder *d = &h->d;
     conf *c = &h->config;
-    if (!read_family(h)) return 0;
+    if (!read_family(h) || !read_quantization(h)) return 0;
     d->file = c->file;
     d->width = conf_whole(c, "hidden_size", CONF_NONE, 1, 1 << 20);
     d->layers = conf_whole(c, "num_hidden_layers", CONF_NONE, 1, DECODER_MAX_LAYERS);

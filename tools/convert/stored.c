@@ -2,6 +2,7 @@
  * order, so that all bits are equal. */
 #include "tools/convert/stored.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -134,6 +135,40 @@ static void decode_q6_k(const uint8_t *p, float *out) {
     }
 }
 
+static const int8_t iq4_values[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
+
+/* Decode 32 four-bit indices of a table. */
+static void look_up(const uint8_t *q, const int8_t values[16], float step, float *out) {
+    for (int i = 0; i < 16; i++) {
+        out[i] = step * (float)values[q[i] & 15];
+        out[16 + i] = step * (float)values[q[i] >> 4];
+    }
+}
+
+static void decode_iq4_nl(const uint8_t *p, float *out) { look_up(p + 2, iq4_values, half_at(p), out); }
+
+static void decode_iq4_xs(const uint8_t *p, float *out) {
+    const float d = half_at(p);
+    for (int s = 0; s < 8; s++) {
+        const int low = p[4 + s / 2] >> s % 2 * 4 & 15, high = (int)(u16_at(p + 2) >> 2 * s & 3);
+        look_up(p + 8 + 16 * s, iq4_values, d * (float)((low | high << 4) - 32), out + 32 * s);
+    }
+}
+
+static void decode_mxfp4(const uint8_t *p, float *out) {
+    static const int8_t doubled[16] = { 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12 };
+    look_up(p + 1, doubled, from_bits(*p < 2 ? 0x200000u << *p : (*p - 1u) << 23), out);
+}
+
+static void decode_e4m3(const uint8_t *p, float *out) {
+    const int sign = *p >> 7, exponent = *p >> 3 & 15, mantissa = *p & 7;
+    float x = exponent ? ldexpf((float)(8 + mantissa), exponent - 10) : ldexpf((float)mantissa, -9);
+    if (exponent == 15 && mantissa == 7) x = NAN; /* there is no infinity */
+    *out = sign ? -x : x;
+}
+
+static void decode_e5m2(const uint8_t *p, float *out) { *out = half_at((const uint8_t[]){ 0, *p }); }
+
 static const stored_format formats[] = { { "F32", 0, 1, 4, decode_f32 },
                                          { "F16", 1, 1, 2, decode_f16 },
                                          { "BF16", 30, 1, 2, decode_bf16 },
@@ -147,6 +182,18 @@ static const stored_format formats[] = { { "F32", 0, 1, 4, decode_f32 },
                                          { "Q4_K", 12, 256, 144, decode_q4_k },
                                          { "Q5_K", 13, 256, 176, decode_q5_k },
                                          { "Q6_K", 14, 256, 210, decode_q6_k },
+                                         { "IQ4_NL", 20, 32, 18, decode_iq4_nl },
+                                         { "IQ4_XS", 23, 256, 136, decode_iq4_xs },
+                                         { "MXFP4", 39, 32, 17, decode_mxfp4 },
+                                         { "IQ1_S", 19, 256, 50, NULL },
+                                         { "IQ1_M", 29, 256, 56, NULL },
+                                         { "IQ2_XXS", 16, 256, 66, NULL },
+                                         { "IQ2_XS", 17, 256, 74, NULL },
+                                         { "IQ2_S", 22, 256, 82, NULL },
+                                         { "IQ3_XXS", 18, 256, 98, NULL },
+                                         { "IQ3_S", 21, 256, 110, NULL },
+                                         { "TQ1_0", 34, 256, 54, NULL },
+                                         { "TQ2_0", 35, 256, 66, NULL },
                                          { "F64", 28, 1, 8, NULL },
                                          { "I64", 27, 1, 8, NULL },
                                          { "I32", 26, 1, 4, NULL },
@@ -154,8 +201,8 @@ static const stored_format formats[] = { { "F32", 0, 1, 4, decode_f32 },
                                          { "I8", 24, 1, 1, NULL },
                                          { "U8", -1, 1, 1, NULL },
                                          { "BOOL", -1, 1, 1, NULL },
-                                         { "F8_E4M3", -1, 1, 1, NULL },
-                                         { "F8_E5M2", -1, 1, 1, NULL },
+                                         { "F8_E4M3", -1, 1, 1, decode_e4m3 },
+                                         { "F8_E5M2", -1, 1, 1, decode_e5m2 },
                                          { "U16", -1, 1, 2, NULL },
                                          { "U32", -1, 1, 4, NULL },
                                          { "U64", -1, 1, 8, NULL } };
@@ -206,6 +253,71 @@ void stored_free(stored_list *list) {
     *list = (stored_list){ 0 };
 }
 
+/* ---- FP8 ---- */
+
+static void multiply_by_scales(const stored *t, uint64_t row, float *out, size_t cols) {
+    const uint64_t per_row = (cols - 1) / t->scale_block[1] + 1;
+    const uint8_t *scales = t->scales + row / t->scale_block[0] * per_row * t->scale_format->bytes;
+    float scale = 1;
+    for (size_t i = 0; i < cols; i++) {
+        if (i % t->scale_block[1] == 0)
+            t->scale_format->decode(scales + i / t->scale_block[1] * t->scale_format->bytes, &scale);
+        out[i] *= scale;
+    }
+}
+
+/* Connect a matrix with its scales. */
+static int connect(making *m, stored *t, const stored *scales, const uint64_t block[2]) {
+    const uint64_t n = stored_elements(scales), rows = t->dims[0], cols = t->dims[1];
+    char shape[64];
+    if (t->n_dims != 2 || !rows || !cols)
+        return making_refuse(m, t->file, "tensor %.80s %s: only matrices are supported in FP8", t->own,
+                             stored_shape(t, shape, sizeof shape));
+    if (!stored_is_plain(scales->format))
+        return making_unsupported(m, scales->file, "number format %s of tensor %.80s is not supported",
+                                  scales->format->name, scales->own);
+    if (n == 1) t->scale_block[0] = rows, t->scale_block[1] = cols;
+    else if (n == rows && scales->dims[0] == rows) t->scale_block[0] = 1, t->scale_block[1] = cols;
+    else if (scales->n_dims == 2 && scales->dims[0] == (rows - 1) / block[0] + 1 &&
+             scales->dims[1] == (cols - 1) / block[1] + 1)
+        t->scale_block[0] = block[0], t->scale_block[1] = block[1];
+    else
+        return making_refuse(m, scales->file,
+                             "tensor %.80s has shape %s: expected one scale, one per row, or one per %" PRIu64
+                             " x %" PRIu64 " numbers",
+                             scales->own, stored_shape(scales, shape, sizeof shape), block[0], block[1]);
+    t->scales = scales->data;
+    t->scale_format = scales->format;
+    return 1;
+}
+
+int stored_connect_scales(making *m, stored_list *list, const uint64_t block[2]) {
+    static const char *const unused[] = { ".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale" };
+    static const char *const suffixes[] = { "_scale", "_scale_inv" };
+    int noted = 0;
+    for (size_t i = 0; i < list->n; i++) {
+        stored *t = &list->items[i], *scales = NULL;
+        const size_t length = strlen(t->name);
+        for (size_t k = 0; k < sizeof unused / sizeof *unused; k++) {
+            if (!text_ends_with(t->name, length, unused[k])) continue;
+            t->taken = 1;
+            if (!noted++) making_note(m, "ignoring the scales of activations: they are not in FP8 here");
+        }
+        if (strncmp(t->format->name, "F8_", 3) != 0) continue;
+        char *name = making_keep(m, NULL, length + sizeof "_scale_inv");
+        if (!name) return 0;
+        for (size_t k = 0; k < 2 && !scales; k++) {
+            snprintf(name, length + sizeof "_scale_inv", "%s%s", t->name, suffixes[k]);
+            scales = stored_find(list, name);
+        }
+        if (!scales)
+            return making_refuse(m, t->file, "tensor %.80s is in FP8 and has no scale (%.60s_scale)", t->own, t->own);
+        scales->taken = 1;
+        if (!connect(m, t, scales, block)) return 0;
+    }
+    return 1;
+}
+
 int stored_row(const stored *t, uint64_t row, float *out, size_t cols) {
     const stored_format *f = t->format;
     int finite = 1;
@@ -215,6 +327,7 @@ int stored_row(const stored *t, uint64_t row, float *out, size_t cols) {
     }
     const uint8_t *p = t->data + row * (cols / f->numbers * f->bytes);
     for (size_t i = 0; i < cols; i += f->numbers, p += f->bytes) f->decode(p, out + i);
+    if (t->scales) multiply_by_scales(t, row, out, cols);
     for (size_t i = 0; i < cols; i++) finite &= isfinite(out[i]) != 0;
     return finite;
 }

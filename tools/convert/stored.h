@@ -26,9 +26,12 @@ typedef struct stored {
     const stored_format *format;
     uint32_t n_dims;
     uint64_t dims[STORED_DIMENSIONS];
-    const uint8_t *data; /* mapped */
-    uint64_t heads;      /* rows per head if the halves of each head are interleaved, else 0 */
-    int taken;           /* 1: used */
+    const uint8_t *data;   /* mapped */
+    uint64_t heads;        /* rows per head if the halves of each head are interleaved, else 0 */
+    int taken;             /* 1: used */
+    const uint8_t *scales; /* of FP8, in scale_format; NULL: none */
+    const stored_format *scale_format;
+    uint64_t scale_block[2]; /* rows and columns that share a scale */
 } stored;
 
 /* All zero if empty. */
@@ -46,6 +49,9 @@ uint64_t stored_bytes(const stored *t); /* of a tensor whose rows are whole bloc
 int stored_add(making *m, stored_list *list, const stored *t);
 stored *stored_find(const stored_list *list, const char *name); /* NULL if missing */
 void stored_free(stored_list *list);
+/* Connect matrices in FP8, NAME, with their scales, NAME_scale or NAME_scale_inv: one, one per row, or one per block of
+ * `block` rows and columns. Mark scales as taken, also those of activations and caches, which are not in FP8 here. */
+int stored_connect_scales(making *m, stored_list *list, const uint64_t block[2]);
 
 /* Read a row of `cols` numbers, which are a whole number of blocks; `row` counts rows of the last dimension. Return 0
  * if a number is not finite. */
