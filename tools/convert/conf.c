@@ -106,12 +106,11 @@ static int missing(conf *c, const char *key) { return making_refuse(c->m, c->fil
 
 int64_t conf_whole(conf *c, const char *key, int64_t otherwise, int64_t least, int64_t most) {
     const cJSON *x = conf_raw(c, key);
-    if (!x && otherwise == CONF_NONE) missing(c, key);
+    if (!x && otherwise == CONF_NONE) return missing(c, key), least;
     if (!x) return otherwise;
     const double d = cJSON_IsNumber(x) ? x->valuedouble : NAN;
     if (d >= (double)least && d <= (double)most && floor(d) >= d) return (int64_t)d;
-    conf_refuse(c, key, x, "");
-    return otherwise == CONF_NONE ? least : otherwise;
+    return conf_refuse(c, key, x, ""), least;
 }
 
 double conf_real(conf *c, const char *key, double otherwise, double least, double most) {

@@ -29,6 +29,7 @@ int conf_begin(making *m, const char *file, const cJSON *object, conf *out);
 void conf_free(conf *c);
 
 const cJSON *conf_raw(conf *c, const char *key); /* NULL if the member is missing or null */
+/* Return an integer, which is in [least, most] also after an error. */
 int64_t conf_whole(conf *c, const char *key, int64_t otherwise, int64_t least, int64_t most);
 double conf_real(conf *c, const char *key, double otherwise, double least, double most);
 int conf_flag(conf *c, const char *key, int otherwise);

@@ -328,10 +328,10 @@ static int missing(gguf *g, const char *key) {
 static int64_t whole_key(gguf *g, const char *key, int64_t otherwise, int64_t least, int64_t most) {
     value first;
     const value *v = find_scalar(g, key, &first);
-    if (!v && otherwise == NONE) missing(g, key);
+    if (!v && otherwise == NONE) return missing(g, key), least;
     if (!v) return otherwise;
-    if (!is_whole(v->type) || v->integer < least || v->integer > most) refuse_value(g, v, "");
-    return v->integer;
+    if (is_whole(v->type) && v->integer >= least && v->integer <= most) return v->integer;
+    return refuse_value(g, v, ""), least; /* callers multiply it before they look at the status */
 }
 
 /* Read a number; a NaN as `otherwise` makes the key required. */
