@@ -25,6 +25,7 @@ try:
 
     import make_decoder as make
     import make_gguf
+    import moefile
     import prompts
     import tables
 except ImportError:
@@ -374,12 +375,53 @@ def known_templates_have_the_pieces_that_python_renders():
     if not os.path.isdir(SHARED):
         raise Skip("no ../shared/llm here")
     known = {(row["sha256"], *row["families"]): row for row in prompts.data()["templates"]}
+    row = prompts.known_row(CHATML, "ChatML, as in many folders")
+    assert known[row["sha256"],] == row, row
     row = prompts.known_row(SMOLLM2, "SmolLM2-Instruct")
     assert known[row["sha256"],] == row, row
     for name, families in ("hy-v3", ["hy_v3"]), ("hunyuan-dense", []), ("qwen3-moe", ["qwen3_moe", "qwen3"]):
         with open(os.path.join(SHARED, name, "chat_template.jinja"), encoding="utf-8", newline="") as file:
             row = prompts.known_row(file.read(), f"../shared/llm/{name}", families)
         assert known[row["sha256"], *families] == row, row
+    with open(os.path.join(SHARED, "qwen3-moe", "chat_template.jinja"), encoding="utf-8", newline="") as file:
+        template = file.read()
+    lmt = next(row for row in prompts.data()["rows"] if row["name"] == "lmt")
+    row = prompts.known_row(template, "../shared/llm/qwen3-moe, without settings", ["qwen3"], lmt)
+    assert known[row["sha256"], "qwen3"] == row, row
+    with tempfile.TemporaryDirectory() as at:
+        for name in "LMT-60-0.6B", "Qwen3-0.6B":
+            os.mkdir(f"{at}/{name}")
+            make.make(f"{at}/{name}", "qwen3", vocab_size=448)
+            make.write_tokeniser(f"{at}/{name}", "C")
+            write(f"{at}/{name}/chat_template.jinja", template.encode())
+            assert_same(f"{at}/{name}")
+
+
+CHATML = ("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
+          "'\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+
+
+@gguf_test
+def models_of_authors_without_templates_have_the_same_bytes():
+    for name, family, kind, token in (
+            ("Seed-X-PPO-7B", "mistral", "mistral", "<s>"), ("MiLMMT-46-1B", "llama", "llama2", "<s>"),
+            ("TowerInstruct-7B", "llama", "llama2", "<s>"), ("Marco-Nano-Instruct", "qwen3_moe", "C", None)):
+        with tempfile.TemporaryDirectory() as at:
+            os.mkdir(f"{at}/{name}")
+            make.make(f"{at}/{name}", family, vocab_size=448)
+            make.write_tokeniser(f"{at}/{name}", kind)
+            about = {"chat_template": CHATML, "tokenizer_class": "LlamaTokenizer" if token else "Qwen2Tokenizer"}
+            write(f"{at}/{name}/tokenizer_config.json", json.dumps({**about, "bos_token": token}).encode())
+            assert_same(f"{at}/{name}")
+            assert convert_c(f"{at}/{name}", at + "/out")[0] is None
+            found = moefile.read_meta(at + "/out")
+            bare = name.startswith(("Seed", "MiLMMT"))
+            assert found.get("source.bos", 0) == bare and (found["prompt.prefix"] == "") == bare, (name, found)
+    for name in "Seed-X-PPO-7B", "translategemma-4b-it":
+        for more in {}, {"tokenizer__chat_template": "{{ unknown }}"}:
+            with gguf_file("llama", 448, {"bos_token_id": 420}, tokens=True, general__name=name,
+                           tokenizer__ggml__add_bos_token=True, **more) as path:
+                assert_same(path)
 
 
 @gguf_test

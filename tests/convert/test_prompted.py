@@ -234,6 +234,26 @@ def prompts_may_name_the_source():
             raise AssertionError("translated without a source")
 
 
+@model_test
+def prompts_without_a_template_are_texts_to_the_tokeniser():
+    at = os.path.join(here.name, "Seed-X-PPO-7B")
+    os.mkdir(at)
+    make.make(at, "mistral", vocab_size=448, max_position_embeddings=4096, sliding_window=None)
+    make.write_tokeniser(at, "mistral")
+    with open(at + "/tokenizer_config.json", "w", encoding="utf-8") as file:
+        json.dump({"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "legacy": False}, file)
+    path, blob = at + "/converted", byte_bpe.tokenizer_blob(at, 448)
+    assert convert_quietly("--from", "hf", at, "-o", path) is None and blob.start is not None
+    turn = "Translate the following English sentence into Chinese:\nMay the force be with you <zh>"
+    ids = cut(blob, [turn.encode()], False)[0][0]
+    command = [TRANSLATE, "-m", path, "--json", *LIMITS]
+    wanted, = objects([*command, "--ids"], [" ".join(map(str, ids))])
+    found, = objects([*command, "-s", "en", "-t", "zh"], ["May the force be with you"])
+    assert found["token_logprobs"] == wanted["token_logprobs"], (found, wanted)
+    other, = objects([*command, "--ids"], [" ".join(map(str, [blob.start, *ids]))])
+    assert other["token_logprobs"] != wanted["token_logprobs"]  # the engine adds bos
+
+
 def objects(command, lines):
     """Run a program, which may fail for some lines; return its JSON objects."""
     found = subprocess.run(command, input="".join(x + "\n" for x in lines), capture_output=True, encoding="utf-8",

@@ -192,7 +192,70 @@ def wordings_and_languages_match_the_family():
     for row in prompts.data()["rows"]:
         assert any(key.startswith("plain.") for key in row["wordings"]), row
         for key, text in row["wordings"].items():
-            assert text.count("{source_text}") == 1 and text.count("{target_lang}") == 1, (row["name"], key)
+            assert text.count("{source_text}") == 1 and "{target_lang}" in text, (row["name"], key)
+            assert "languages" in row or "{source_lang}" not in text, row["name"]
+        codes = [code for code, *_ in row.get("languages", prompts.data()["languages"])]
+        assert len(codes) == len(set(codes)), row["name"]
+
+
+# Names of models, languages, a text, and the user's turn as in the authors' examples.
+PANTS = "Una camisa, un pantalón vaquero y una canción"
+EXAMPLES = (
+    ("LMT-60-8B", "qwen3", "en", "zh", "The concept came from China where plum blossoms were the flower of choice.",
+     "Translate the following text from English into Chinese:\nEnglish: The concept came from China where plum blossoms "
+     "were the flower of choice.\nChinese:"),
+    ("MiLMMT-46-4B-v1.0", "llama", "zh", "en", "我爱机器翻译",
+     "Translate this from Chinese (Simplified) to English:\nChinese (Simplified): 我爱机器翻译\nEnglish:"),
+    ("Seed-X-PPO-7B", "mistral", "en", "zh", "May the force be with you",
+     "Translate the following English sentence into Chinese:\nMay the force be with you <zh>"),
+    ("salamandraTA-7b-instruct", "llama", "es", "ca", PANTS,
+     f"Translate the following text from Spanish into Catalan.\nSpanish: {PANTS} \nCatalan:"),
+    ("EuroLLM-1.7B-Instruct", "llama", "en", "pt", "I am a language model for european languages.",
+     "Translate the following English source text to Portuguese:\nEnglish: I am a language model for european languages. "
+     "\nPortuguese: "),
+    ("TowerInstruct-7B-v0.2", "llama", "pt", "en", "Olá.",
+     "Translate the following text from Portuguese into English.\nPortuguese: Olá.\nEnglish:"),
+    ("translategemma-4b-it", "llama", "en", "de", "Hello.",
+     "You are a professional English (en) to German (de) translator. Your goal is to accurately convey the meaning and "
+     "nuances of the original English text while adhering to German grammar, vocabulary, and cultural sensitivities.\n"
+     "Produce only the German translation, without any additional explanations or commentary. Please translate the "
+     "following English text into German:\n\n\nHello."))
+
+
+@template_test
+def turns_match_the_examples_of_the_authors():
+    for name, family, source, target, text, wanted in EXAMPLES:
+        found = meta(family, name, jinja=b"{{ messages[0].content }}", config={"bos_token": "<s>"})
+        names = dict(zip(found["languages.codes"], found["languages.english"], strict=True))
+        turn = found["prompt.plain.en"]
+        for mark, value in (("source_lang", names[source]), ("target_lang", names[target]), ("source_code", source),
+                            ("target_code", target), ("source_text", text)):
+            turn = turn.replace("{" + mark + "}", value)
+        assert turn == wanted, (name, turn)
+    wanted = {"Marco-Mini-Instruct": ("marco", "qwen3_moe", 29), "LMT-60-0.6B": ("lmt", "qwen3", 60),
+              "MiLMMT-46-1B-v0.1": ("milmmt", "llama", 46), "Qwen3-8B": ("general", "qwen3", 38)}
+    for name, (row, family, count) in wanted.items():
+        found = meta(family, name, jinja=b"{{ messages[0].content }}", config={"bos_token": "<s>"})
+        assert (found["prompt.name"], len(found["languages.codes"])) == (row, count), found["prompt.name"]
+
+
+@template_test
+def authors_of_some_models_use_no_template_or_no_settings():
+    thinks = b"{{ 'U' + messages[0].content + 'A' }}{% if enable_thinking is false %}{{ '<think></think>' }}{% endif %}"
+    assert meta("qwen3", "Qwen3-8B", jinja=thinks)["prompt.suffix"] == "A<think></think>"
+    assert meta("qwen3", "LMT-60-8B", jinja=thinks)["prompt.suffix"] == "A"
+    for more in {}, {"jinja": b"{{ raise_exception('a list is expected') }}"}:
+        found = meta("mistral", "Seed-X-PPO-7B", config={"bos_token": "<s>"}, **more)
+        assert (found["prompt.prefix"], found["prompt.suffix"]) == ("", "") and prompts.is_bare(found)
+        found = meta("llama", "translategemma-12b-it", config={"bos_token": "<bos>"}, **more)
+        assert found["prompt.prefix"] == "<bos><start_of_turn>user\n" and not prompts.is_bare(found)
+    try:
+        meta("qwen3_moe", "translategemma")
+    except prompts.FormatError as error:
+        assert "bos_token, which is undefined" in str(error), error
+    else:
+        raise AssertionError("a prompt without its first token")
+    assert meta("qwen3", "Qwen3-8B") == {}
 
 
 @template_test
@@ -215,6 +278,8 @@ def wordings_match_the_published_ones():
     with open(os.path.join(SHARED, "prompts.json"), encoding="utf-8") as file:
         published = json.load(file)
     for row in prompts.data()["rows"]:
+        if "languages" in row and row["name"] != "marco":
+            continue  # EXAMPLES has these
         of = published.get(row["name"], published["hy_mt2"])
         for key, text in row["wordings"].items():
             kind, language = key.split(".")

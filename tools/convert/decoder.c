@@ -93,7 +93,7 @@ int decoder_rotate(making *m, decoder *d, double theta) {
 }
 
 void decoder_begin_with(making *m, decoder *d, decoder_tokens *t, int64_t start, const char *file) {
-    if (t->pieces.texts[PROMPT_PREFIX]) return;
+    if (t->pieces.texts[PROMPT_PREFIX] && !t->pieces.bare) return;
     d->bos = start;
     t->begins = 1;
     making_note(m, "each text begins with the bos token %" PRId64 ", as %s requires", start, file);
@@ -501,7 +501,8 @@ static void put_search(making *m, const decoder *d, decoder_search *s, const dec
 static void put_tokens(making *m, const decoder *d, const decoder_tokens *t) {
     making_put_text(m, "tokenizer.kind", t->found ? "byte-bpe" : "none");
     if (t->found) making_put_span(m, "tokenizer.model", MOE_META_BYTES, t->blob.data, t->blob.length);
-    if (t->pieces.texts[PROMPT_PREFIX]) prompts_put(m, &t->pieces, d->family->name, t->name, t->named, t->n_named);
+    if (t->pieces.texts[PROMPT_PREFIX])
+        prompts_put(m, &t->pieces, (prompt_model){ d->family->name, t->name }, t->named, t->n_named);
     if (t->begins) making_put_int(m, "source.bos", 1);
 }
 

@@ -76,7 +76,7 @@ typedef struct decoder_tokens {
 int decoder_check(making *m, const decoder *d);
 /* Set the frequencies of default rotary positions. */
 int decoder_rotate(making *m, decoder *d, double theta);
-/* Let each text begin with the token `start` unless a prompt precedes it. */
+/* Let each text begin with the token `start` unless a template precedes it. */
 void decoder_begin_with(making *m, decoder *d, decoder_tokens *t, int64_t start, const char *file);
 
 /* Rename tensors as transformers does, and drop layers that predict further tokens. */

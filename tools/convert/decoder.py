@@ -238,8 +238,8 @@ def add_end(decode, tokens, say):
 
 
 def begin_with(tokens, start, m, path, say):
-    """Make texts begin with the token `start`, unless a prompt precedes them."""
-    if start is None or "prompt.prefix" in tokens:
+    """Make texts begin with the token `start`, unless a template precedes them."""
+    if start is None or "prompt.prefix" in tokens and not prompts.is_bare(tokens):
         return tokens
     m.bos = start
     say(f"each text begins with the bos token {start}, as {path} requires")

@@ -813,12 +813,7 @@ static int read_prompts(gguf *g) {
     const char *tokens[PROMPT_TOKENS] = { NULL };
     const int64_t ids[] = { special(g, BOS), g->ids[0], special(g, PADDING), special(g, UNKNOWN_TOKEN) };
     text_bytes all = { 0 };
-    if (!v) {
-        making_note(g->m, "no prompt: %.100s has no tokenizer.chat_template. Each input line must be a whole prompt",
-                    g->h.file);
-        return 1;
-    }
-    if (v->type != STRING || v->text.length > LARGEST_TEMPLATE) return refuse_value(g, v, "");
+    if (v && (v->type != STRING || v->text.length > LARGEST_TEMPLATE)) return refuse_value(g, v, "");
     for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
         const moe_span text = text_of(g, ids[i]);
         tokens[i] = text.data ? making_keep(g->m, text.data, text.length) : NULL;
@@ -836,7 +831,12 @@ static int read_prompts(gguf *g) {
         g->tokens.named = making_keep(g->m, &named->text, sizeof named->text);
         g->tokens.n_named = g->tokens.named != NULL;
     }
-    return prompts_find(g->m, g->h.file, v->text, tokens, g->d.family->name, &g->tokens.pieces);
+    const prompt_model model = { g->d.family->name, g->tokens.name };
+    if (!prompts_find(g->m, g->h.file, v ? v->text : (moe_span){ NULL, 0 }, tokens, model, &g->tokens.pieces)) return 0;
+    if (!g->tokens.pieces.texts[PROMPT_PREFIX])
+        making_note(g->m, "no prompt: %.100s has no tokenizer.chat_template. Each input line must be a whole prompt",
+                    g->h.file);
+    return 1;
 }
 
 /* Return 1 if a merge makes a text. `index` contains the merges by their results. */
@@ -958,7 +958,7 @@ static int begin(gguf *g) {
     const char *text = making_keep(g->m, bos.data, bos.length);
     for (size_t i = 0; i < 2 && text; i++) {
         char **piece = &g->tokens.pieces.texts[prefixes[i]];
-        if (!*piece || text_begins_with(*piece, strlen(*piece), text)) continue;
+        if (!*piece || g->tokens.pieces.bare || text_begins_with(*piece, strlen(*piece), text)) continue;
         making_note(g->m, "prompt.%sprefix begins with '%.*s': tokenizer.ggml.add_bos_token is true",
                     i ? "system." : "", (int)bos.length, bos.data);
         char *longer = making_keep(g->m, NULL, bos.length + strlen(*piece));
@@ -1236,17 +1236,21 @@ static void no_reader(const char *what, moe_span name, char *why, size_t size) {
     snprintf(why, size, "its %s %s has no reader in C", what, shown);
 }
 
-void gguf_check(moe_span begin, char *why, size_t size) {
+void gguf_check(moe_span begin, const char *file, char *why, size_t size) {
     const moe_span architecture = gguf_text(begin, "general.architecture"),
                    model = gguf_text(begin, "tokenizer.ggml.model"), pre = gguf_text(begin, "tokenizer.ggml.pre"),
-                   template = gguf_text(begin, "tokenizer.chat_template");
+                   template = gguf_text(begin, "tokenizer.chat_template"), own = gguf_text(begin, "general.name");
+    char name[512];
     size_t row = 0;
     int known = 0;
     *why = 0;
     if (!architecture.data) return;
+    snprintf(name, sizeof name, "%.250s %.*s", file, (int)(own.length < 250 ? own.length : 250),
+             own.data ? own.data : "");
     for (int sparse = 0; sparse < 2; sparse++) {
         const decoder_family *family = decoder_family_of(architecture.data, architecture.length, sparse);
-        known |= family ? 1 | (!template.data || prompts_known(template, family->name) ? 2 : 0) : 0;
+        known |=
+            family ? 1 | (!template.data || prompts_known(template, (prompt_model){ family->name, name }) ? 2 : 0) : 0;
     }
     const int characters = model.data && text_is(model.data, model.length, "llama");
     while (row < PRE_ROWS && !(pre.data && text_is(pre.data, pre.length, pre_rows[row].name))) row++;

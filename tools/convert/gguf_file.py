@@ -516,14 +516,17 @@ class Tokens:
     def prompts(self, wanted):
         """Return the metadata of the chat template; `wanted` as in prompts.prompt_meta."""
         template, name = self.k.raw("tokenizer.chat_template"), self.k.raw("general.name")
-        if wanted == "none" or template is None:
-            return prompts.no_prompt(self.say, wanted, f"{self.k.path} has no tokenizer.chat_template")
-        if not isinstance(template, str) or len(template) > prompts.LARGEST_TEMPLATE:
+        if wanted == "none":
+            return prompts.no_prompt(self.say, wanted, "")
+        if template is not None and not isinstance(template, str) or len(template or "") > prompts.LARGEST_TEMPLATE:
             self.k.refuse("tokenizer.chat_template", template)
         known = zip(prompts.TOKENS, map(self.text_of, ("bos", "eos", "padding", "unknown")))
         names = os.path.basename(self.k.path) + (f" {name}" if isinstance(name, str) else "")
-        meta = prompts.meta_of(template, {key: text for key, text in known if text is not None}, self.m.family, names,
-                               f"{self.k.path}: tokenizer.chat_template", wanted, self.say)
+        tokens = {key: text for key, text in known if text is not None}
+        meta = prompts.meta_of(template, tokens, self.m.family, names, f"{self.k.path}: tokenizer.chat_template", wanted,
+                               self.say)
+        if not meta:
+            return prompts.no_prompt(self.say, wanted, f"{self.k.path} has no tokenizer.chat_template")
         return {**meta, **prompts.named_languages(meta, self.k.raw("general.languages"))}
 
     def pack(self, wanted):
@@ -560,7 +563,7 @@ class Tokens:
         bos = self.text_of("bos")
         if bos is None:
             self.read.fail("tokenizer.ggml.add_bos_token is true, but bos_token_id is missing")
-        for key in "prompt.prefix", "prompt.system.prefix":
+        for key in () if prompts.is_bare(self.meta) else ("prompt.prefix", "prompt.system.prefix"):
             if not self.meta.get(key, bos).startswith(bos):
                 self.say(f"{key} begins with {short(bos)}: tokenizer.ggml.add_bos_token is true")
                 self.meta[key] = bos + self.meta[key]

@@ -1064,19 +1064,20 @@ static int read_prompts(hub *h) {
     const char *file, *tokens[PROMPT_TOKENS];
     packed_file mapped = { 0 };
     const moe_span template = find_template(h, &file, &mapped);
-    int good = h->m->status == MOE_OK;
     h->tokens.name = making_default_name(h->m, h->options->path, 1);
-    if (good && !template.data) {
-        making_note(h->m, "no prompt: %.200s has no chat template. Each input line must be a whole prompt",
-                    h->options->path);
-    } else if (good) {
+    int good = h->m->status == MOE_OK && h->tokens.name;
+    if (good) {
         find_specials(h, tokens);
         read_card(h);
-        good = prompts_find(h->m, file, template, tokens, h->d.family->name, &h->tokens.pieces) &&
+        good = prompts_find(h->m, file, template, tokens, (prompt_model){ h->d.family->name, h->tokens.name },
+                            &h->tokens.pieces) &&
                (!h->tokens.found || check_specials(h, file, tokens));
     }
+    if (good && !h->tokens.pieces.texts[PROMPT_PREFIX])
+        making_note(h->m, "no prompt: %.200s has no chat template. Each input line must be a whole prompt",
+                    h->options->path);
     packed_close(&mapped);
-    return good && h->tokens.name;
+    return good;
 }
 
 /* Reject a folder without a tokeniser; name the first part of one that it has. */

@@ -31,6 +31,10 @@ static const char *string(const cJSON *object, const char *key) {
     return cJSON_IsString(value) ? value->valuestring : "";
 }
 
+static const cJSON *member(const cJSON *object, const char *key) {
+    return cJSON_GetObjectItemCaseSensitive(object, key);
+}
+
 /* Return 1 if a list of texts is empty or contains the text. */
 static int fits(const cJSON *list, const char *text) {
     const cJSON *x;
@@ -39,12 +43,35 @@ static int fits(const cJSON *list, const char *text) {
     return 0;
 }
 
-static const cJSON *member(const cJSON *object, const char *key) {
-    return cJSON_GetObjectItemCaseSensitive(object, key);
+/* Return 1 if a text begins with a word in small letters, regardless of case. */
+static int begins_with(const char *text, const char *word) {
+    for (; *word; text++, word++)
+        if ((*text >= 'A' && *text <= 'Z' ? *text + 32 : *text) != *word) return 0;
+    return 1;
 }
 
-/* Return the row of a template; NULL if it is unknown. */
-static const cJSON *find_row(const cJSON *data, moe_span template, const char *family) {
+/* Return 1 if one of a list's words occurs in the name, regardless of case, or if the list is empty. */
+static int has_word(const cJSON *words, const char *name) {
+    const cJSON *word;
+    if (!cJSON_GetArraySize(words)) return 1;
+    for (const char *at = name; *at; at++)
+        cJSON_ArrayForEach(word, words) if (cJSON_IsString(word) && *word->valuestring &&
+                                            begins_with(at, word->valuestring)) return 1;
+    return 0;
+}
+
+/* Return the row of a model. */
+static const cJSON *row_of(const cJSON *data, prompt_model model) {
+    const cJSON *row;
+    cJSON_ArrayForEach(row, member(data, "rows")) if (fits(member(row, "families"), model.family) &&
+                                                      has_word(member(row, "words"), model.name)) return row;
+    return NULL;
+}
+
+/* Return the row of a template; NULL if it is unknown. A model's row with settings renders templates differently. */
+static const cJSON *find_row(const cJSON *data, moe_span template, prompt_model model) {
+    const cJSON *own = row_of(data, model);
+    const char *name = member(own, "settings") ? string(own, "name") : "";
     char hash[SHA256_TEXT];
     sha256 s;
     const cJSON *row;
@@ -52,13 +79,14 @@ static const cJSON *find_row(const cJSON *data, moe_span template, const char *f
     sha256_add(&s, template.data, template.length);
     sha256_end(&s, hash);
     cJSON_ArrayForEach(row, member(data, "templates")) if (strcmp(string(row, "sha256"), hash) == 0 &&
-                                                           fits(member(row, "families"), family)) return row;
+                                                           fits(member(row, "families"), model.family) &&
+                                                           strcmp(string(row, "row"), name) == 0) return row;
     return NULL;
 }
 
-int prompts_known(moe_span template, const char *family) {
+int prompts_known(moe_span template, prompt_model model) {
     cJSON *data = open_data();
-    const int known = data && find_row(data, template, family);
+    const int known = data && (member(row_of(data, model), "pieces") || find_row(data, template, model));
     cJSON_Delete(data);
     return known;
 }
@@ -75,7 +103,7 @@ static char *fill_in(making *m, const char *file, const char *piece, const char 
         if (*at != '{' || k == PROMPT_TOKENS) {
             text_append(&out, at++, 1);
         } else if (!tokens[k]) {
-            making_unsupported(m, file, "the chat template writes %s, which is undefined", prompt_token_names[k]);
+            making_unsupported(m, file, "the prompt contains %s, which is undefined", prompt_token_names[k]);
             break;
         } else {
             text_append_string(&out, tokens[k]);
@@ -90,25 +118,21 @@ static char *fill_in(making *m, const char *file, const char *piece, const char 
 }
 
 int prompts_find(making *m, const char *file, moe_span template, const char *const tokens[PROMPT_TOKENS],
-                 const char *family, prompt_pieces *out) {
+                 prompt_model model, prompt_pieces *out) {
     cJSON *data = open_data();
-    const cJSON *row = data ? find_row(data, template, family) : NULL;
+    const cJSON *row = data ? row_of(data, model) : NULL;
     if (!data) return making_no_memory(m);
-    if (!row) making_unsupported(m, file, "unknown chat template");
+    out->bare = !*string(member(row, "pieces"), "prefix") && member(row, "pieces");
+    if (!member(row, "pieces")) {
+        row = template.data ? find_row(data, template, model) : NULL;
+        if (!row && template.data) making_unsupported(m, file, "unknown chat template");
+    }
     for (int i = 0; row && i < PROMPT_PIECES; i++) {
         const cJSON *piece = member(member(row, "pieces"), piece_names[i]);
         if (cJSON_IsString(piece)) out->texts[i] = fill_in(m, file, piece->valuestring, tokens);
     }
     cJSON_Delete(data);
     return m->status == MOE_OK;
-}
-
-/* Return 1 if one of a list's words occurs in the name, or if the list is empty. */
-static int has_word(const cJSON *words, const char *name) {
-    const cJSON *word;
-    if (!cJSON_GetArraySize(words)) return 1;
-    cJSON_ArrayForEach(word, words) if (cJSON_IsString(word) && strstr(name, word->valuestring)) return 1;
-    return 0;
 }
 
 static void put_list(making *m, const cJSON *list, const char *key, int column) {
@@ -119,6 +143,7 @@ static void put_list(making *m, const cJSON *list, const char *key, int column) 
     if (!texts) return;
     cJSON_ArrayForEach(x, list) {
         const cJSON *text = column < 0 ? x : cJSON_GetArrayItem(x, column);
+        if (!text) text = cJSON_GetArrayItem(x, 1); /* the English name */
         const char *data = cJSON_IsString(text) ? text->valuestring : "";
         texts[i++] = (moe_span){ data, strlen(data) };
     }
@@ -130,7 +155,7 @@ static void put_copy(making *m, const char *key, const char *text) {
 }
 
 static void put_row(making *m, const cJSON *data, const cJSON *row) {
-    const cJSON *wording, *languages = member(data, "languages");
+    const cJSON *wording, *own = member(row, "languages"), *languages = own ? own : member(data, "languages");
     char key[64];
     const size_t n = (size_t)cJSON_GetArraySize(languages);
     int64_t *tags = making_keep(m, NULL, n * sizeof *tags);
@@ -180,16 +205,11 @@ static void put_named(making *m, const moe_span *named, size_t n) {
     text_bytes_free(&all);
 }
 
-int prompts_put(making *m, const prompt_pieces *pieces, const char *family, const char *name, const moe_span *named,
-                size_t n_named) {
+int prompts_put(making *m, const prompt_pieces *pieces, prompt_model model, const moe_span *named, size_t n_named) {
     char key[64];
     cJSON *data = open_data();
-    char *small = making_keep(m, name, strlen(name));
-    const cJSON *row = NULL, *found = NULL;
+    const cJSON *found = data ? row_of(data, model) : NULL;
     if (!data) making_no_memory(m);
-    for (char *c = small; c && *c; c++) *c = (char)(*c >= 'A' && *c <= 'Z' ? *c + 32 : *c);
-    cJSON_ArrayForEach(row, member(data, "rows")) if (!found && small && fits(member(row, "families"), family) &&
-                                                      has_word(member(row, "words"), small)) found = row;
     for (int i = 0; i < PROMPT_PIECES; i++) {
         if (!pieces->texts[i]) continue;
         snprintf(key, sizeof key, "prompt.%s", piece_names[i]);

@@ -16,15 +16,21 @@ extern const char *const prompt_token_names[PROMPT_TOKENS]; /* bos_token, ... */
 /* Texts around the turns of a conversation; NULL if the template does not support them. All NULL: no prompt. */
 typedef struct prompt_pieces {
     char *texts[PROMPT_PIECES];
+    int bare; /* 1 if a prompt is a text to the tokeniser, which then puts its bos token before it */
 } prompt_pieces;
 
-/* Look up a template and fill in the special tokens, NULL if undefined. `family`: model_type. */
+/* What selects the row of prompts.json: model_type, and names of the model. */
+typedef struct prompt_model {
+    const char *family, *name;
+} prompt_model;
+
+/* Look up the pieces of a model, or else of its template, and fill in the special tokens, NULL if undefined. Without a
+ * template (data NULL) and a row with pieces, leave `out` empty. */
 int prompts_find(making *m, const char *file, moe_span template, const char *const tokens[PROMPT_TOKENS],
-                 const char *family, prompt_pieces *out);
-/* Return 1 if the template of a family is known. */
-int prompts_known(moe_span template, const char *family);
-/* Put the pieces, and the wordings for the model's name. `named`: languages that the authors name. */
-int prompts_put(making *m, const prompt_pieces *pieces, const char *family, const char *name, const moe_span *named,
-                size_t n_named);
+                 prompt_model model, prompt_pieces *out);
+/* Return 1 if the prompts of a model with this template are known. */
+int prompts_known(moe_span template, prompt_model model);
+/* Put the pieces, and the wordings for the model. `named`: languages that the authors name. */
+int prompts_put(making *m, const prompt_pieces *pieces, prompt_model model, const moe_span *named, size_t n_named);
 
 #endif

@@ -1,7 +1,8 @@
 """Prompts of decoder-only models as metadata of a model file.
 
     prompt_meta(folder, family, name, say)     metadata for a folder in Hugging Face's layout
-    meta_of(template, tokens, family, name)    metadata for a chat template, given the values of its special tokens
+    meta_of(template, tokens, family, name)    metadata for a chat template, given the values of its special tokens;
+                                               {} without one, unless the model's row of prompts.json has pieces
 
     prompt.prefix, prompt.suffix   text that the checkpoint's chat template adds around a user turn; special tokens in
                                    this text are parsed as tokens
@@ -128,13 +129,14 @@ def cut(template, values, where, say=lambda message: None):
     return {"prefix": prefix, "suffix": suffix, **found}
 
 
-def known_row(template, about, families=()):
+def known_row(template, about, families=(), row=None):
     """Return the row of `templates` in prompts.json for the converter in C: the template's SHA-256 and its pieces, with
-    names of special tokens in braces. Templates that use the settings of a family need a row per family."""
-    settings = settings_of(families[0] if families else "")
+    names of special tokens in braces. Templates that use the settings of a family need a row per family; those of models
+    whose row in `rows` has settings, a row per such row."""
+    settings = row["settings"] if row else settings_of(families[0] if families else "")
     pieces = cut(template, {**{name: "{" + name + "}" for name in TOKENS}, **settings}, about)
     return {"about": about, "sha256": hashlib.sha256(template.encode()).hexdigest(), "families": list(families),
-            "pieces": pieces}
+            **({"row": row["name"]} if row else {}), "pieces": pieces}
 
 
 def row_for(rows, family, name, wanted):
@@ -149,15 +151,36 @@ def row_for(rows, family, name, wanted):
     return next(row for row in rows if fits(row))
 
 
+def filled(piece, tokens, where):
+    """Return a piece of a row with special tokens in place of their names in braces."""
+    for key in re.findall(r"\{(\w+_token)\}", piece):
+        if not isinstance(tokens.get(key), str):
+            raise FormatError(f"{where}: the prompt begins with {key}, which is undefined{WITHOUT}")
+        piece = piece.replace("{" + key + "}", tokens[key])
+    return piece
+
+
 def meta_of(template, tokens, family, name, where, wanted=None, say=lambda message: None):
     known = data()
     row = row_for(known["rows"], family, name, wanted)
-    pieces = cut(template, {**tokens, **settings_of(family)}, where, say)
-    codes, english, chinese = (list(x) for x in zip(*known["languages"]))
+    if "pieces" in row:  # the authors prompt without the template, if there is one
+        pieces = {key: filled(piece, tokens, where) for key, piece in row["pieces"].items()}
+    elif template is None:
+        return {}
+    else:
+        pieces = cut(template, {**tokens, **row.get("settings", settings_of(family))}, where, say)
+    languages = [(*x, x[1])[:3] for x in row.get("languages", known["languages"])]
+    codes, english, chinese = (list(x) for x in zip(*languages))
     return {**{f"prompt.{name}": text for name, text in pieces.items()}, "prompt.name": row["name"],
             **{f"prompt.{key}": text for key, text in row["wordings"].items()}, "prompt.chinese": known["chinese"],
             "languages.codes": codes, "languages.tags": np.arange(len(codes), dtype=np.int64), "source.tag": 0,
             "languages.english": english, "languages.chinese": chinese}
+
+
+def is_bare(meta):
+    """Return True if a prompt is a text to the tokeniser, which then puts its bos token before it."""
+    return meta.get("prompt.prefix") == "" and any(
+        row["name"] == meta["prompt.name"] and "pieces" in row for row in data()["rows"])
 
 
 def named_languages(meta, named):
@@ -237,10 +260,10 @@ def prompt_meta(folder, family, name, say, wanted=None, added=None):
     path = os.path.join(folder, "tokenizer_config.json")
     about = read_json(path) if os.path.exists(path) else {}
     template, where = template_of(path, about, folder) if wanted != "none" else (None, None)
-    if template is None:
+    tokens, where = tokens_of(folder, about, family), where or folder
+    meta = meta_of(template, tokens, family, name, where, wanted, say) if wanted != "none" else {}
+    if not meta:
         return no_prompt(say, wanted, f"{folder} has no chat template")
-    tokens = tokens_of(folder, about, family)
-    meta = meta_of(template, tokens, family, name, where, wanted, say)
     meta.update(named_languages(meta, card_languages(folder)))
     check_tokens(added, tokens, meta, where)
     return meta

@@ -313,7 +313,8 @@ static moe_status knows_template(getter *g, const source_model *m, const char *f
         const char *found = text_member(settings, "chat_template");
         if (found) text = (moe_span){ found, strlen(found) };
     }
-    *known = !text.data || prompts_known(text, family);
+    const char *name = strrchr(m->name.repository, '/');
+    *known = !text.data || prompts_known(text, (prompt_model){ family, name ? name + 1 : m->name.repository });
     cJSON_Delete(settings);
     text_bytes_free(&data);
     return status;
@@ -334,7 +335,7 @@ static moe_status check_gguf(getter *g, const source_model *m, char why[WHY], mo
     snprintf(what, sizeof what, "the beginning of %s", f->name);
     const fetch_from from = { f->url, token_of(g, m->name.kind), what };
     const moe_status status = fetch_begin(g->net, &from, (size_t)most, &begin, error);
-    if (!status) gguf_check((moe_span){ begin.data, begin.length }, why, WHY);
+    if (!status) gguf_check((moe_span){ begin.data, begin.length }, f->name, why, WHY);
     text_bytes_free(&begin);
     return status && fetch_status(g->net) >= 400 && fetch_status(g->net) < 500 ? MOE_OK : status;
 }
