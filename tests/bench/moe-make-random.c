@@ -68,20 +68,26 @@ static const transformer transformers[] = {
       0 },
 };
 
-/* Decoder-only models of Tencent's Hy-MT2. With experts, layer 0 is dense and the other layers are mixtures. Heads have
- * width `head`. Dense models normalise heads after rotating them. */
+/* Decoder-only models: Tencent's Hy-MT2, and Marco-MoE, whose form is Qwen3's (`qwen`). With experts, Hy-MT2's layer 0
+ * is dense and the other layers are mixtures with a shared expert; all of Qwen3's are mixtures without one, and the
+ * output is tied. Heads have width `head`. Dense models normalise heads after rotating them. */
 typedef struct prompted {
     const char *name, *words;
-    int layers, width, heads, keys, head, hidden, vocabulary, bos, eos, experts, k, expert_hidden;
+    int layers, width, heads, keys, head, hidden, vocabulary, bos, eos, experts, k, expert_hidden, qwen;
 } prompted;
 
 static const prompted decoders[] = {
     { "hy-mt2-30b-a3b", "Hy-MT2-30B-A3B: 128 experts of 768, 8 for a token", 48, 2048, 32, 4, 128, 6912, 120832, 120000,
-      120025, 128, 8, 768 },
-    { "hy-mt2-7b", "Hy-MT2-7B, dense", 32, 4096, 32, 8, 128, 14336, 128167, 127958, 127960, 0, 0, 0 },
-    { "hy-mt2-1.8b", "Hy-MT2-1.8B, dense", 32, 2048, 16, 4, 128, 6144, 120818, 120000, 120020, 0, 0, 0 },
-    { "hy-mt2-narrow", "the 30B's form, narrow: 16 experts of 32, for tests", 8, 64, 4, 2, 32, 96, 600, 1, 2, 16, 3,
-      32 },
+      120025, 128, 8, 768, 0 },
+    { "hy-mt2-7b", "Hy-MT2-7B, dense", 32, 4096, 32, 8, 128, 14336, 128167, 127958, 127960, 0, 0, 0, 0 },
+    { "hy-mt2-1.8b", "Hy-MT2-1.8B, dense", 32, 2048, 16, 4, 128, 6144, 120818, 120000, 120020, 0, 0, 0, 0 },
+    { "hy-mt2-narrow", "the 30B's form, narrow: 16 experts of 32, for tests", 8, 64, 4, 2, 32, 96, 600, 1, 2, 16, 3, 32,
+      0 },
+    { "marco-mini", "Marco-Mini, 17.3 billion: 256 experts of 768, 8 for a token", 28, 1024, 16, 8, 128, 3072, 151936,
+      151643, 151645, 256, 8, 768, 1 },
+    { "marco-nano", "Marco-Nano, 8 billion: 232 experts of 384, 8 for a token", 28, 1024, 16, 8, 128, 3072, 151936,
+      151643, 151645, 232, 8, 384, 1 },
+    { "marco-narrow", "their form, narrow: 16 experts of 32, for tests", 4, 64, 4, 2, 32, 96, 600, 1, 2, 16, 3, 32, 1 },
 };
 
 /* ==== 2. Model ========================================================================================== */
@@ -410,15 +416,15 @@ static void put_gated_mixture(maker *m, const prompted *s, const char *prefix) {
     put_int(m, prefix, "k", s->k);
     put_int(m, prefix, "hidden", s->expert_hidden);
     put_text(m, prefix, "gate", "topk");
-    put_text(m, prefix, "weights", "sigmoid");
+    put_text(m, prefix, "weights", s->qwen ? "chosen" : "sigmoid");
     put_text(m, prefix, "expert", "gated");
     put_text(m, prefix, "output", "none");
-    put_real(m, prefix, "scale", 2.826);
-    put_int(m, prefix, "shared", s->expert_hidden);
+    put_real(m, prefix, "scale", s->qwen ? 1 : 2.826);
+    put_int(m, prefix, "shared", s->qwen ? 0 : s->expert_hidden);
     put_matrix(m, prefix, "gate.weight", s->experts, s->width, MOE_TYPE_F32, 4);
-    put_vector(m, prefix, "gate.choice", s->experts, 0.01f);
+    if (!s->qwen) put_vector(m, prefix, "gate.choice", s->experts, 0.01f);
     put_experts(m, prefix, s->experts, s->expert_hidden, s->width);
-    put_units(m, s, shared, s->expert_hidden);
+    if (!s->qwen) put_units(m, s, shared, s->expert_hidden);
 }
 
 static void describe_decoder(maker *m, const prompted *s) {
@@ -435,7 +441,7 @@ static void describe_decoder(maker *m, const prompted *s) {
     put_int(m, "", "activation.block", 64); /* the default of convert.py */
     put_int(m, "", "decoder.layers", 2 * layers + 1);
     put_matrix(m, "", "embedding.weight", s->vocabulary, s->width, m->type, 3);
-    if (s->experts) put_matrix(m, "", "output.weight", s->vocabulary, s->width, m->type, 3);
+    if (s->experts && !s->qwen) put_matrix(m, "", "output.weight", s->vocabulary, s->width, m->type, 3);
     m->positions = m->n_tensors;
     m->rotary = 1;
     m->gated = s->experts > 0;
@@ -444,7 +450,7 @@ static void describe_decoder(maker *m, const prompted *s) {
         snprintf(prefix, sizeof prefix, "decoder.%d.", 2 * i);
         put_rotated(m, s, prefix);
         snprintf(prefix, sizeof prefix, "decoder.%d.", 2 * i + 1);
-        if (i && s->experts) {
+        if (s->experts && (i || s->qwen)) {
             put_gated_mixture(m, s, prefix);
             continue;
         }

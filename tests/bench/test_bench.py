@@ -98,6 +98,19 @@ def bench_separates_prompts_from_decoding():
 
 
 @test
+def mixtures_like_marco_have_the_form_of_qwen3():
+    with tempfile.TemporaryDirectory() as folder:
+        path, _ = made(folder, "marco-narrow")
+        with open(path, "rb") as file:
+            data = file.read()
+        assert all(x in data for x in (b"decoder.1.shared", b"decoder.7.gate.weight")) and b"gate.choice" not in data
+        assert b"output.weight" not in data and b"shared.up" not in data
+        [o] = [o for o in bench("-m", path, "--batch", "2", "--beam", "1", "--src-len", "9", "--tgt-len", "5",
+                                "--threads", "1") if o["what"] == "model"]
+    assert 3 <= o["experts_read"] <= 6, o
+
+
+@test
 def bench_translates_given_sentences():
     """Targets differ in length; tokens per second times seconds must give the sum of the lengths."""
     lines = [(4, -1, 6), (9, -1, 3), (2, -1, 12), (7, 20, 5)]
