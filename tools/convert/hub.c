@@ -317,9 +317,11 @@ static int read_family(hub *h) {
     const char *type = conf_text(c, "model_type");
     if (h->m->status) return 0;
     h->d.family = type ? decoder_family_named(type) : NULL;
-    if (!h->d.family)
-        return making_unsupported(h->m, c->file, "model_type %.40s has no reader in C: expected %s",
-                                  type ? type : "(missing)", decoder_families(h->m, 0));
+    if (!h->d.family) { /* the list leaves no room for the command that converts types which hf.py reads */
+        const int python = type && text_is_listed("m2m_100 nllb-moe nllb_moe marian", type, strlen(type));
+        return making_unsupported(h->m, c->file, "model_type %.40s has no reader in C%s%s", type ? type : "(missing)",
+                                  python ? "" : ": expected ", python ? "" : decoder_families(h->m, 0));
+    }
     const cJSON *classes = conf_raw(c, "architectures"), *x = cJSON_GetArrayItem(classes, 0);
     if (classes && !(cJSON_IsArray(classes) && cJSON_GetArraySize(classes) == 1 && cJSON_IsString(x) &&
                      strcmp(x->valuestring, h->d.family->class) == 0))
