@@ -1034,6 +1034,7 @@ typedef struct moe_heads_args {
     moe_keep keep;
     size_t query_stride, stride; /* stride of rows in bytes */
     int heads, share, width, cols;
+    size_t window; /* see moe_heads_op */
     float scale;
     const int32_t *positions, *segment, *length;
     const int32_t *first; /* position p of sentence i is row first[p] + i; NULL for carried rows */
@@ -1050,11 +1051,13 @@ typedef struct moe_heads_args {
 /* Like moe_heads_seen: return the number of rows that a row attends to, and the n-th of these rows. */
 MOE_DEVICE int moe_heads_count(const moe_heads_args *a, size_t row) {
     if (row >= (size_t)*a->live) return 0;
-    return a->chain ? a->positions[row] + 1 : a->length[row];
+    if (!a->chain) return a->length[row];
+    return a->positions[row] + 1 - (int)moe_window_start(a->window, (size_t)a->positions[row]);
 }
 MOE_DEVICE const void *moe_heads_row(const moe_heads_args *a, size_t row, int n) {
+    const size_t from = a->chain ? moe_window_start(a->window, (size_t)a->positions[row]) : 0;
     const size_t at = a->first   ? (size_t)a->first[n] + row - (size_t)a->first[a->positions[row]]
-                      : a->chain ? (size_t)a->chain[row * a->chain_stride + (size_t)n]
+                      : a->chain ? (size_t)a->chain[row * a->chain_stride + from + (size_t)n]
                                  : (size_t)a->segment[row] + (size_t)n;
     return a->rows + at * a->stride;
 }
@@ -2124,6 +2127,7 @@ static void moe_launch_heads(moe_device *d, const moe_launch *l) {
     a.share = (int)n->heads.share;
     a.width = (int)width;
     a.cols = (int)(n->cols / n->heads.share);
+    a.window = n->heads.window;
     a.scale = 1.0f / sqrtf((float)width);
     a.positions = d->positions;
     a.segment = d->segment;

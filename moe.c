@@ -1087,9 +1087,16 @@ static void moe_drop_temporary(moe_output *o, int keep) {
 #define MOE_OP_VALUE(NAME, name, how, cost) MOE_OP_##NAME,
 typedef enum moe_op { MOE_OPS(MOE_OP_VALUE) MOE_OP_COUNT } moe_op;
 
-/* Files can select activations RELU to SWISH by their names in moe_ffn_activations. Activations SWISH to SIGMOID have
- * vector code. Insert a new activation for files before SWISH or, if it has vector code, directly after SWISH. */
-typedef enum moe_unary { MOE_UNARY_RELU, MOE_UNARY_GELU, MOE_UNARY_SWISH, MOE_UNARY_TANH, MOE_UNARY_SIGMOID } moe_unary;
+/* Files can select activations RELU to GELU_TANH by their names in moe_ffn_activations. Activations SWISH to SIGMOID
+ * have vector code. Insert a new activation for files before SWISH or, if it has vector code, directly after SWISH. */
+typedef enum moe_unary {
+    MOE_UNARY_RELU,
+    MOE_UNARY_GELU,
+    MOE_UNARY_SWISH,
+    MOE_UNARY_GELU_TANH,
+    MOE_UNARY_TANH,
+    MOE_UNARY_SIGMOID
+} moe_unary;
 
 /* A weight matrix [rows, cols] = [out, in] in host memory; see "Number formats" for its bytes. */
 typedef struct moe_matrix {
@@ -1275,6 +1282,7 @@ typedef struct moe_attention_op {
 typedef struct moe_heads_op {
     size_t heads, share;
     int within;        /* 1 for self-attention, which is causal in the decoder */
+    size_t window;     /* in the decoder: number of last tokens that a row attends to; 0 for all */
     moe_keep keep;     /* format of the carried rows */
     const float *rows; /* NULL if src[0] holds keys and values */
     uint64_t shown;    /* bit mask of the heads to be averaged as the frame's attention; 0 if none */
@@ -1654,11 +1662,18 @@ MOE_SHARED float moe_geluf(float x) {
     return x < 0.0f ? x * tail : x * (1.0f - tail);
 }
 
+/* GELU's approximation x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks, Gimpel 2016, arXiv 1606.08415), with
+ * sigmoid(2y) for (1 + tanh y) / 2. */
+#define MOE_GELU_1 1.59576912f /* 2 sqrt(2/pi) */
+#define MOE_GELU_3 0.0713548163f
+MOE_SHARED float moe_gelu_tanhf(float x) { return x * moe_sigmoidf(x * (MOE_GELU_1 + MOE_GELU_3 * (x * x))); }
+
 MOE_SHARED float moe_unaryf(moe_unary what, float x) {
     switch (what) {
     case MOE_UNARY_RELU: return moe_reluf(x);
     case MOE_UNARY_GELU: return moe_geluf(x);
     case MOE_UNARY_SWISH: return x * moe_sigmoidf(x);
+    case MOE_UNARY_GELU_TANH: return moe_gelu_tanhf(x);
     case MOE_UNARY_TANH: return moe_tanhf(x);
     case MOE_UNARY_SIGMOID: break;
     }
@@ -1830,6 +1845,11 @@ MOE_SHARED float moe_quantise_numbers(const float *x, size_t n, int8_t *q) {
         q[c] = (int8_t)(v > 127 ? 127 : v < -127 ? -127 : v);
     }
     return amax / 127.0f;
+}
+
+/* Return the first position that a row at `position` attends to. */
+MOE_SHARED size_t moe_window_start(size_t window, size_t position) {
+    return window && position >= window ? position + 1 - window : 0;
 }
 
 /* Access to carried rows, which are F32, F16 or Q8. Q8 rows start with the scales of their groups. */
@@ -2844,7 +2864,10 @@ MOE_ISA_STATIC void K(lstm_cell)(const float *z, const float *c_in, size_t hidde
 
 MOE_ISA_INLINE V K(unary_of)(moe_unary what, V v) {
     if (what == MOE_UNARY_TANH) return K(tanh)(v);
-    return what == MOE_UNARY_SWISH ? L(mul)(v, K(sigmoid)(v)) : K(sigmoid)(v);
+    if (what == MOE_UNARY_SWISH) return L(mul)(v, K(sigmoid)(v));
+    if (what == MOE_UNARY_SIGMOID) return K(sigmoid)(v);
+    const V slope = L(add)(L(of)(MOE_GELU_1), L(mul)(L(of)(MOE_GELU_3), L(mul)(v, v)));
+    return L(mul)(v, K(sigmoid)(L(mul)(v, slope)));
 }
 
 MOE_ISA_STATIC void K(unary)(moe_unary what, const float *x, size_t n, float *y) {
@@ -7170,7 +7193,7 @@ static void moe_compute_attention_row(const moe_run *run, const moe_node *t, siz
 static moe_node *moe_op_heads(moe_graph *g, size_t heads, size_t share, int within, const float *rows,
                               moe_node *queries, size_t cols, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_HEADS, queries, NULL, cols, name);
-    t->heads = (moe_heads_op){ heads, share, within, { MOE_TYPE_F32, 2 * cols / share, cols / heads }, rows, 0 };
+    t->heads = (moe_heads_op){ heads, share, within, 0, { MOE_TYPE_F32, 2 * cols / share, cols / heads }, rows, 0 };
     return t;
 }
 
@@ -7197,8 +7220,9 @@ static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, 
         for (size_t i = row - f->packed.first[position]; n < f->packed.steps && f->packed.live[n] > i; n++)
             seen[n] = moe_row_of(t->src[0], f->packed.first[n] + i) + t->cols;
     else if (t->heads.within)
-        for (const int32_t *chain = b->chain + row * run->graph->max_target; n <= position; n++)
-            seen[n] = (const float *)(const void *)(rows + (size_t)chain[n] * bytes);
+        for (size_t i = moe_window_start(t->heads.window, position); i <= position; i++)
+            seen[n++] =
+                (const float *)(const void *)(rows + (size_t)b->chain[row * run->graph->max_target + i] * bytes);
     else
         for (; n < b->length[row]; n++) seen[n] = (const float *)(const void *)(rows + (b->segment[row] + n) * bytes);
     return n;
@@ -8335,7 +8359,7 @@ static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_us
  * sessions allocate. tools/convert/ repeats its keys and shapes (moefile.py) and its formulas (reference.py). */
 
 enum { MOE_CONTEXT_NONE, MOE_CONTEXT_PREVIOUS, MOE_CONTEXT_CURRENT, MOE_CONTEXTS };
-enum { MOE_NORM_NONE, MOE_NORM_BEFORE, MOE_NORM_AFTER };
+enum { MOE_NORM_NONE, MOE_NORM_BEFORE, MOE_NORM_AFTER, MOE_NORM_BOTH };
 enum { MOE_EXPERT_MLP, MOE_EXPERT_LINEAR, MOE_EXPERT_GATED };
 
 /* Places for layers, one bit each; a kind may allow several. Decoder layers run step by step and may carry rows. */
@@ -8398,7 +8422,9 @@ typedef struct moe_heads_layer {
     size_t kv_cols;               /* columns in a row of keys and values */
     uint64_t shown;               /* see moe_heads_op */
     int raw;                      /* 1 for self-attention whose norm "before" applies to queries only */
-    int rotary, norm;             /* norm: MOE_NORM_... of queries and keys, before or after the rotation */
+    size_t window;                /* see moe_heads_op */
+    int rotary;                   /* 0 for none, else 1 + index of the model's table of rotary positions */
+    int norm;                     /* MOE_NORM_... of queries and keys, before or after the rotation */
     moe_rotary_op rotary_op;
     /* n = heads * size. q is [n + kv_cols, D] for queries, keys and values; in "cross" and raw layers q is [n, D] and
      * kv is [kv_cols, D]. out is [D, n]. */
@@ -8428,9 +8454,10 @@ struct moe_layer {
     size_t context; /* columns of the encoder's output, to which the layer can attend; 0 if it cannot */
     size_t hidden;  /* LSTM: H per direction; MoE: an expert's hidden units, or its outputs if it has no hidden layer */
     int residual;
-    int norm_place;   /* MOE_NORM_... for f(norm(x)) or norm(x + f(x)); a "norm" layer uses "before" */
+    /* MOE_NORM_...: f(norm(x)), norm(x + f(x)), or x + post_norm(f(norm(x))); a "norm" layer uses "before". */
+    int norm_place;
     int norms_inside; /* 1 if the layer's own nodes apply a norm "before" */
-    moe_norm_op norm; /* the layer's norm, if any */
+    moe_norm_op norm, post_norm;
     union {
         moe_lstm_layer lstm;
         moe_mixture_layer mixture;
@@ -8502,8 +8529,12 @@ struct moe_layer_type {
       moe_bind_##kind,                                       \
       moe_build_##kind,                                      \
       keep_source }
-static const char *const moe_norm_places[] = { "none", "before", "after", NULL };
+static const char *const moe_norm_places[] = { "none", "before", "after", "both", NULL };
 static const char *const moe_norm_kinds[] = { "layer", "rms", NULL };
+
+/* The tables of rotary positions. Models with two use the second in layers with a window (Gemma 3). */
+enum { MOE_ROTARIES = 2 };
+static const char *const moe_rotary_names[MOE_ROTARIES] = { "rotary.weight", "rotary.local.weight" };
 
 /* ---- Reading ---- */
 
@@ -8514,7 +8545,7 @@ struct moe_reader {
     moe_error *error;
     char key[64];             /* name of the last key or tensor read */
     int tensor;               /* 1 if `key` is a tensor */
-    const moe_matrix *rotary; /* the model's table of rotary positions; 0 rows if none */
+    const moe_matrix *rotary; /* the model's tables of rotary positions */
 };
 
 MOE_PRINTF(2, 3)
@@ -8682,6 +8713,10 @@ static moe_name moe_name_of(const moe_layer *layer, const char *part) {
 static moe_node *moe_build_affine(moe_builder *b, const moe_layer *layer, const moe_affine *w, moe_node *x,
                                   const char *part) {
     return moe_op_linear(b->g, &w->w, x, w->bias, NULL, MOE_PART(part));
+}
+
+static int moe_norms_input(const moe_layer *layer) {
+    return layer->norm_place == MOE_NORM_BEFORE || layer->norm_place == MOE_NORM_BOTH;
 }
 
 static moe_node *moe_build_normed(moe_builder *b, const moe_layer *layer, moe_node *x) {
@@ -8978,13 +9013,15 @@ static const moe_layer_type moe_mixture_type =
 
 /* ---- Multi-head attention: to a row's own sentence, or to the source ---- */
 
+static const char *const moe_head_norms[] = { "none", "before", "after", NULL };
 static const moe_key moe_heads_keys[] = {
     MOE_COUNT_KEY("heads", 1, 0, heads.heads),
     MOE_FLAG_KEY("raw", 0, heads.raw),
     { "kv_heads", MOE_KEY_COUNT, NULL, 1, MOE_WIDEST, 0, MOE_AT(heads.kv_heads), MOE_AT(heads.heads) },
     MOE_COUNT_KEY("head.size", 0, 0, heads.size),
-    MOE_FLAG_KEY("rotary", 0, heads.rotary),
-    MOE_NAME_KEY("head.norm", moe_norm_places, MOE_NORM_NONE, heads.norm),
+    MOE_COUNT_KEY("window", 0, 0, heads.window),
+    { "rotary", MOE_KEY_FLAG, NULL, 0, MOE_ROTARIES, 0, MOE_AT(heads.rotary), 0 },
+    MOE_NAME_KEY("head.norm", moe_head_norms, MOE_NORM_NONE, heads.norm),
     MOE_FLAG_KEY("residual", 1, residual),
     MOE_NORM_KEYS,
 };
@@ -8994,14 +9031,16 @@ static int moe_is_cross(const moe_layer *layer) { return layer->type->keep_sourc
 
 static void moe_bind_rotary(moe_reader *r, moe_layer *layer) {
     moe_heads_layer *h = &layer->heads;
+    const moe_matrix *table = h->rotary ? &r->rotary[h->rotary - 1] : NULL;
     h->rotary_op = (moe_rotary_op){ .queries = h->heads,
                                     .keys = h->kv_heads,
                                     .width = h->size,
-                                    .table = h->rotary ? r->rotary : NULL,
+                                    .table = table,
                                     .epsilon = layer->norm.epsilon,
                                     .norm_last = h->norm == MOE_NORM_AFTER };
-    if (h->rotary && (r->rotary->cols != h->size || h->size % 2))
-        MOE_REFUSE(r, layer, "rotary", "must be 0 unless rotary.weight has %zu columns, an even number", h->size);
+    if (table && (table->cols != h->size || h->size % 2))
+        MOE_REFUSE(r, layer, "rotary", "must be 0 unless %s has %zu columns, an even number",
+                   moe_rotary_names[h->rotary - 1], h->size);
     if (!h->norm) return;
     h->rotary_op.query_norm = moe_bind_vector(r, h->size, 0, "%s.q_norm.weight", layer->name);
     h->rotary_op.key_norm = moe_bind_vector(r, h->size, 0, "%s.k_norm.weight", layer->name);
@@ -9020,6 +9059,8 @@ static void moe_bind_heads(moe_reader *r, moe_layer *layer) {
         MOE_REFUSE(r, layer, "raw", "must be 0 without a norm before self-attention");
     if (cross && (h->rotary || h->norm))
         MOE_REFUSE(r, layer, h->rotary ? "rotary" : "head.norm", "is not supported for cross-attention");
+    if (h->window && (cross || layer->place != MOE_IN_DECODER))
+        MOE_REFUSE(r, layer, "window", "must be 0 except for self-attention in a decoder");
     if (r->status != MOE_OK) return;
     layer->norms_inside = h->raw;
     if (!h->size) h->size = d / h->heads;
@@ -9044,6 +9085,7 @@ static moe_node *moe_build_heads(moe_builder *b, const moe_layer *layer, moe_nod
     q = moe_op_heads(b->g, h->heads, h->heads / h->kv_heads, !cross, carries ? moe_carried_of(b, layer)->rows : NULL, q,
                      queries, MOE_PART("heads"));
     if (carries && !cross) q->heads.keep.type = b->keep;
+    q->heads.window = h->window;
     q->heads.shown = h->shown;
     return moe_build_affine(b, layer, &h->out, q, "out");
 }
@@ -9059,8 +9101,11 @@ static const moe_layer_type moe_cross_type = MOE_LAYER_TYPE("cross", MOE_IN_SIDE
 
 /* ---- Feed-forward ---- */
 
-static const char *const
-    moe_ffn_activations[] = { [MOE_UNARY_RELU] = "relu", [MOE_UNARY_GELU] = "gelu", [MOE_UNARY_SWISH] = "swish", NULL };
+static const char *const moe_ffn_activations[] = { [MOE_UNARY_RELU] = "relu",
+                                                   [MOE_UNARY_GELU] = "gelu",
+                                                   [MOE_UNARY_SWISH] = "swish",
+                                                   [MOE_UNARY_GELU_TANH] = "gelu_tanh",
+                                                   NULL };
 _Static_assert(sizeof(moe_unary) == sizeof(int), "names of keys are stored as int");
 static const moe_key moe_ffn_keys[] = {
     MOE_COUNT_KEY("hidden", 1, 0, hidden),
@@ -9127,7 +9172,7 @@ static moe_node *moe_build_average(moe_builder *b, const moe_layer *layer, moe_n
     moe_node *y = moe_op_average(b->g, x, moe_carried_of(b, layer)->node, MOE_PART("average")), *gate;
     moe_build_store(b, layer, 0, moe_op_view(b->g, y, layer->out, layer->out, MOE_PART("sum_next")));
     y = moe_op_view(b->g, y, 0, layer->out, MOE_PART("mean"));
-    if (layer->norm_place == MOE_NORM_BEFORE) y = moe_build_normed(b, layer, y);
+    if (moe_norms_input(layer)) y = moe_build_normed(b, layer, y);
     for (size_t i = 0; i + 1 < a->depth; i++)
         y = moe_build_active(b, layer, a->activation, moe_build_affine(b, layer, &a->units[i], y, moe_average_units[i]),
                              "activation");
@@ -9279,13 +9324,20 @@ static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, si
         layer->norm.weight = moe_bind_vector(r, n, 0, "%s.norm.weight", layer->name);
         if (!layer->norm.rms) layer->norm.bias = moe_bind_vector(r, n, 0, "%s.norm.bias", layer->name);
     }
+    if (layer->norm_place == MOE_NORM_BOTH) {
+        layer->post_norm = layer->norm;
+        layer->post_norm.weight = moe_bind_vector(r, layer->out, 0, "%s.post_norm.weight", layer->name);
+        if (!layer->norm.rms)
+            layer->post_norm.bias = moe_bind_vector(r, layer->out, 0, "%s.post_norm.bias", layer->name);
+    }
     if (layer->residual && layer->out != in)
         MOE_REFUSE(r, layer, "residual", "must be 0: the input has %zu columns, the output %zu", in, layer->out);
 }
 
 static moe_node *moe_build_layer(moe_builder *b, const moe_layer *layer, moe_node *x) {
-    const int before = layer->norm_place == MOE_NORM_BEFORE && !layer->norms_inside;
+    const int before = moe_norms_input(layer) && !layer->norms_inside;
     moe_node *y = layer->type->build(b, layer, before ? moe_build_normed(b, layer, x) : x);
+    if (layer->norm_place == MOE_NORM_BOTH) y = moe_op_norm(b->g, &layer->post_norm, y, MOE_PART("post_norm"));
     if (layer->residual) y = moe_op_pointwise(b->g, x, y, 0, MOE_PART("output"));
     return layer->norm_place == MOE_NORM_AFTER ? moe_build_normed(b, layer, y) : y;
 }
@@ -9337,10 +9389,10 @@ struct moe_model {
     const moe_layer *attention; /* GNMT's attention, or NULL */
     int shows;                  /* 1 if the model can report the weights of GNMT's attention or of aligning heads */
     moe_matrix positions;       /* [positions, D] F32; 0 rows if none */
-    moe_matrix rotary;          /* [positions, head width] F32; 0 rows if none */
-    int forced_tag;             /* 1 if translations start with the target language's tag */
-    size_t memory_width;        /* columns of the encoder's output */
-    int decoder_from_encoder;   /* 1 if the decoder starts with the encoder's final states, not with zeros */
+    moe_matrix rotary[MOE_ROTARIES]; /* [positions, head width] F32; 0 rows if none */
+    int forced_tag;                  /* 1 if translations start with the target language's tag */
+    size_t memory_width;             /* columns of the encoder's output */
+    int decoder_from_encoder;        /* 1 if the decoder starts with the encoder's final states, not with zeros */
     moe_rules rules;
 };
 
@@ -9380,9 +9432,11 @@ static void moe_bind_embeddings(moe_reader *r, moe_model *m) {
     const moe_tensor_info *t = moe_find_tensor(r->file, "positions.weight");
     moe_bind_exact(r, &m->positions, t && t->n_dims == 2 ? (size_t)t->dims[0] : 1, m->width, 1, "%s",
                    "positions.weight");
-    t = moe_find_tensor(r->file, "rotary.weight");
-    if (t && t->n_dims == 2)
-        moe_bind_exact(r, &m->rotary, (size_t)t->dims[0], (size_t)t->dims[1], 1, "%s", "rotary.weight");
+    for (size_t i = 0; i < MOE_ROTARIES; i++) {
+        t = moe_find_tensor(r->file, moe_rotary_names[i]);
+        if (t && t->n_dims == 2)
+            moe_bind_exact(r, &m->rotary[i], (size_t)t->dims[0], (size_t)t->dims[1], 1, "%s", moe_rotary_names[i]);
+    }
 }
 
 /* Initialise the decoder's n-th LSTM layer with the final state of the encoder's n-th LSTM layer. A final state is the
@@ -9576,7 +9630,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     static const char *const architectures[] = { "gnmt-moe", "moe-lm", "deep-moe", "transformer", "decoder", NULL };
     static const moe_kind
         kinds[] = { [LANGUAGE] = MOE_MODEL_LANGUAGE, [DEEP] = MOE_MODEL_CLASSIFIER, [DECODER] = MOE_MODEL_TRANSLATION };
-    moe_reader r = { .file = &m->file, .error = error, .rotary = &m->rotary };
+    moe_reader r = { .file = &m->file, .error = error, .rotary = m->rotary };
     const moe_meta *sources, *block;
     const int architecture = moe_read_choice(&r, moe_read(&r, "general.architecture"), architectures, -1);
     m->kind = kinds[architecture];
@@ -10893,7 +10947,9 @@ static int moe_can_rerank(const moe_model *m) {
 
 /* Return the number of positions of a model, or SIZE_MAX if unlimited. */
 static size_t moe_places(const moe_model *m) {
-    return moe_min(m->positions.rows ? m->positions.rows : SIZE_MAX, m->rotary.rows ? m->rotary.rows : SIZE_MAX);
+    size_t most = m->positions.rows ? m->positions.rows : SIZE_MAX;
+    for (size_t i = 0; i < MOE_ROTARIES; i++) most = moe_min(most, m->rotary[i].rows ? m->rotary[i].rows : SIZE_MAX);
+    return most;
 }
 
 static int moe_stated_source(const moe_model *m) { return (int)moe_meta_number(m, "limit.source", 2, 1 << 16, 512); }

@@ -12,6 +12,10 @@ def silu(x):
     return x / (1 + np.exp(-x))
 
 
+def gelu(x):
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x ** 3)))
+
+
 def penalised(values, ids, penalty):
     """Apply Hugging Face's repetition penalty once to each distinct token of `ids`; return the new values."""
     out, used = values.copy(), np.unique(ids).astype(int)
@@ -72,6 +76,20 @@ class Decoder:
         if about.get("rope_type") == "llama3" and "llama3" not in wrong:
             self.frequency = np.array([self.llama_3(f, about) for f in self.frequency])
         self.margin, self.experts = np.inf, []
+        self.gemma = config["model_type"].startswith("gemma3")
+        if self.gemma:
+            self.set_gemma(config, theta)
+
+    def set_gemma(self, c, theta):
+        """Set the window and frequencies of each layer. Only global layers have scaled positions."""
+        scaling = c.get("rope_scaling") or {}
+        factor = scaling.get("factor", 1) if "linear" not in self.wrong else 1
+        base = lambda theta: theta ** (-2.0 * np.arange(self.head // 2) / self.head)
+        full, local = base(theta) / factor, base(c["rope_local_base_freq"])
+        pattern = c.get("layer_types") or ["sliding_attention" if (i + 1) % c.get("sliding_window_pattern", 6) else
+                                           "full_attention" for i in range(c["num_hidden_layers"])]
+        self.layers = [(c["sliding_window"] + ("window" in self.wrong), local if "local" not in self.wrong else full)
+                       if kind == "sliding_attention" else (None, full) for kind in pattern]
 
     @staticmethod
     def llama_3(frequency, about):
@@ -87,11 +105,12 @@ class Decoder:
         return (1 - smooth) * frequency / about["factor"] + smooth * frequency
 
     def rms(self, x, name):
-        return self.w[name] * (x / np.sqrt((x ** 2).mean(-1, keepdims=True) + self.c["rms_norm_eps"]))
+        more = self.gemma and "plus 1" not in self.wrong
+        return (self.w[name] + more) * (x / np.sqrt((x ** 2).mean(-1, keepdims=True) + self.c["rms_norm_eps"]))
 
-    def turn(self, x):
+    def turn(self, x, frequency=None):
         """Apply RoPE to x [tokens, heads, head]."""
-        angle = np.arange(len(x))[:, None, None] * self.frequency
+        angle = np.arange(len(x))[:, None, None] * (self.frequency if frequency is None else frequency)
         cosine, sine = np.cos(angle), np.sin(angle)
         if "neighbours" in self.wrong:
             a, b, y = x[..., ::2], x[..., 1::2], np.empty_like(x)
@@ -110,7 +129,7 @@ class Decoder:
         scale = np.abs(x).max((0, 1, 2) if "one scale" in self.wrong else -1, keepdims=True) / 127
         return np.round(x / scale) * scale
 
-    def attention(self, z, at):
+    def attention(self, z, at, window=None, frequency=None):
         n, queries, keys = len(z), self.c["num_attention_heads"], self.c["num_key_value_heads"]
         bias = lambda part: 0 if "unbiased" in self.wrong else self.w.get(f"{at}{part}_proj.bias", 0)
         q, k, v = ((z @ self.w[f"{at}{part}_proj.weight"].T + bias(part)).reshape(n, heads, self.head)
@@ -119,19 +138,23 @@ class Decoder:
         names = ("query_layernorm", "key_layernorm") if hunyuan else ("q_norm", "k_norm")
         norms = [lambda x, name=name: self.rms(x, f"{at}{name}.weight") for name in names]
         if at + names[0] + ".weight" not in self.w:
-            q, k = self.turn(q), self.turn(k)
+            q, k = self.turn(q, frequency), self.turn(k, frequency)
         elif hunyuan != ("side" in self.wrong):
-            q, k = (norm(self.turn(x)) for norm, x in zip(norms, (q, k)))
+            q, k = (norm(self.turn(x, frequency)) for norm, x in zip(norms, (q, k)))
         else:
-            q, k = (self.turn(norm(x)) for norm, x in zip(norms, (q, k)))
+            q, k = (self.turn(norm(x), frequency) for norm, x in zip(norms, (q, k)))
         which = np.arange(queries) // (queries // keys)
         if "spread" in self.wrong:
             which = np.arange(queries) % keys
         (own_k, own_v), (k, v) = ([x[:, which] for x in (f(k), f(v))] for f in (lambda x: x, self.kept))
-        scores = np.einsum("ihd,jhd->hij", q, k) * self.head ** -0.5
+        root = self.c["query_pre_attn_scalar"] if self.gemma and "query scale" not in self.wrong else self.head
+        scores = np.einsum("ihd,jhd->hij", q, k) * root ** -0.5
         if "own" in self.wrong:  # a deliberate error: let each row attend to its own unrounded key and value
-            scores[:, range(n), range(n)] = np.einsum("ihd,ihd->hi", q, own_k) * self.head ** -0.5
-        scores = softmax(np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf))
+            scores[:, range(n), range(n)] = np.einsum("ihd,ihd->hi", q, own_k) * root ** -0.5
+        seen = np.tril(np.ones((n, n), bool))
+        if window:
+            seen = np.triu(seen, 1 - window)
+        scores = softmax(np.where(seen, scores, -np.inf))
         y = np.einsum("hij,jhd->ihd", scores, v)
         if "own" in self.wrong:
             y += np.einsum("hii,ihd->ihd", scores, own_v - v)
@@ -141,7 +164,8 @@ class Decoder:
         gate, up, down = (self.w[f"{at}{part}_proj.weight"] for part in ("gate", "up", "down"))
         if "exchanged" in self.wrong:
             gate, up = up, gate
-        return (silu(z @ gate.T) * (z @ up.T)) @ down.T
+        active = gelu if self.gemma and "swish" not in self.wrong else silu
+        return (active(z @ gate.T) * (z @ up.T)) @ down.T
 
     def mixture(self, z, at):
         hy, k = self.c["model_type"] == "hy_v3", chosen_of(self.c)
@@ -169,8 +193,15 @@ class Decoder:
     def logits(self, ids):
         """Return logits [tokens, V]; store the experts of each token in each sparse layer in `experts`."""
         self.experts, x = [], self.w["model.embed_tokens.weight"][ids]
+        if self.gemma and "unscaled" not in self.wrong:
+            x = x * self.c["hidden_size"] ** 0.5
         for i in range(self.c["num_hidden_layers"]):
             at = f"model.layers.{i}."
+            if self.gemma:
+                norm = lambda y, name: self.rms(y, f"{at}{name}_layernorm.weight")
+                x = x + norm(self.attention(norm(x, "input"), at + "self_attn.", *self.layers[i]), "post_attention")
+                x = x + norm(self.ffn(norm(x, "pre_feedforward"), at + "mlp."), "post_feedforward")
+                continue
             x = x + self.attention(self.rms(x, at + "input_layernorm.weight"), at + "self_attn.")
             z = self.rms(x, at + "post_attention_layernorm.weight")
             sparse = at + "mlp.gate_proj.weight" not in self.w

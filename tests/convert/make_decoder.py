@@ -44,9 +44,19 @@ CONFIGS = {
     "mixtral": {**WITHOUT_HEAD, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "rms_norm_eps": 1e-5,
                 "tie_word_embeddings": False, "rope_theta": 1e6, "eos_token_id": 2, "sliding_window": None,
                 "num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.02}}
+CONFIGS["gemma3_text"] = {
+    **COMMON, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_act": None,
+    "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "rope_theta": 1e6,
+    "rope_local_base_freq": 100.0, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 5,
+    "num_hidden_layers": 4, "layer_types": ["sliding_attention", "sliding_attention", "full_attention",
+                                            "sliding_attention"],
+    "query_pre_attn_scalar": 8, "attn_logit_softcapping": None, "final_logit_softcapping": None, "eos_token_id": 2,
+    "use_bidirectional_attention": False, "_sliding_window_pattern": 6}
 FAMILIES = tuple(CONFIGS)
 SPARSE_FAMILIES = "hy_v3", "hunyuan_v1_moe", "qwen3_moe", "mixtral"
-NORMED_FAMILIES = "hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe", "qwen3_moe", "qwen3"  # queries and keys have norms
+NORMED_FAMILIES = ("hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe", "qwen3_moe", "qwen3", "gemma3_text",
+                   "gemma3")  # queries and keys have norms
+GEMMA_NORMS = "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
            "original_max_position_embeddings": 48, "rope_theta": 100.0}
 GENERATION = {"do_sample": True, "temperature": 0.7, "top_k": -1, "top_p": 0.6, "repetition_penalty": 1.05}
@@ -90,7 +100,7 @@ def shapes(c):
         out.update({f"{at}gate_proj.weight": (f, d), f"{at}up_proj.weight": (f, d), f"{at}down_proj.weight": (d, f)})
     for i in range(c["num_hidden_layers"]):
         at, hunyuan = f"model.layers.{i}.", c["model_type"].startswith("hunyuan")
-        for name in "input_layernorm", "post_attention_layernorm":
+        for name in GEMMA_NORMS if c["model_type"].startswith("gemma3") else GEMMA_NORMS[:2]:
             out[f"{at}{name}.weight"] = (d,)
         for part, rows, cols in ("q", queries * h, d), ("k", keys * h, d), ("v", keys * h, d), ("o", d, queries * h):
             out[f"{at}self_attn.{part}_proj.weight"] = (rows, cols)
@@ -125,7 +135,7 @@ def arrays_of(c, seed):
     for name, shape in shapes(c).items():
         x = rng.standard_normal(shape)
         if name.endswith("norm.weight"):
-            x = 1 + 0.4 * x
+            x = (not c["model_type"].startswith("gemma3")) + 0.4 * x
         elif name.endswith("bias"):
             x = 0.2 * x if name.endswith("expert_bias") else 0.5 * x
         elif name not in ("model.embed_tokens.weight",):
@@ -134,7 +144,8 @@ def arrays_of(c, seed):
     head = out.get("lm_head.weight", out["model.embed_tokens.weight"])
     if c["tie_word_embeddings"]:
         head[:] = bf16(0.5 * head)
-    head[ENDS[c["model_type"]]] = bf16(1.5 * head[ENDS[c["model_type"]]])  # make some translations end
+    more = 4 if c["model_type"].startswith("gemma3") else 1.5
+    head[ENDS[c["model_type"]]] = bf16(more * head[ENDS[c["model_type"]]])  # make some translations end
     return out
 
 

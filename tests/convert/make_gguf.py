@@ -13,10 +13,13 @@ from make_decoder import SPARSE_FAMILIES, TOKENISER, chosen_of, head_of, in_all,
 
 ARCHITECTURES = {"hy_v3": "hy_v3", "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe",
                  "qwen3_moe": "qwen3moe", "llama": "llama", "qwen3": "qwen3", "qwen2": "qwen2", "mistral": "llama",
-                 "mixtral": "llama"}
+                 "mixtral": "llama", "gemma3_text": "gemma3"}
 TOKENISERS = {"hy_v3": "A", "hunyuan_v1_dense": "A", "hunyuan_v1_moe": "A", "qwen3_moe": "C", "qwen3": "C",
-              "qwen2": "C", "llama": "smollm", "mistral": "llama2", "mixtral": "llama2"}
+              "qwen2": "C", "llama": "smollm", "mistral": "llama2", "mixtral": "llama2",
+              "gemma3_text": "gemma"}
 PRE = {"A": "hunyuan-dense", "C": "qwen2", "smollm": "smollm"}
+GEMMA_NAMES = (("post_attention_layernorm", "post_attention_norm"), ("pre_feedforward_layernorm", "ffn_norm"),
+               ("post_feedforward_layernorm", "post_ffw_norm"))
 NAMES = (("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output"),
          ("model.layers.", "blk."), ("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm"),
          *((f"self_attn.{x}_proj", f"attn_{x}") for x in "qkv"), ("self_attn.o_proj", "attn_output"),
@@ -43,6 +46,11 @@ def keys_of(c):
             "attention.key_length": head, "attention.value_length": head,
             "attention.layer_norm_rms_epsilon": float(c["rms_norm_eps"]),
             "rope.freq_base": float(theta * alpha ** (head / (head - 2)))}
+    if c["model_type"] == "gemma3_text":
+        keys.update({"attention.sliding_window": c["sliding_window"], "attention.sliding_window_pattern": 3,
+                     "rope.freq_base_swa": c["rope_local_base_freq"]})
+        if c["rope_scaling"]:
+            keys.update({"rope.scaling.type": "linear", "rope.scaling.factor": float(c["rope_scaling"]["factor"])})
     if c["model_type"] in SPARSE_FAMILIES:
         keys.update({"expert_count": c.get("num_experts") or c["num_local_experts"],
                      "expert_used_count": chosen_of(c)})
@@ -72,7 +80,10 @@ def arrays_of(c, arrays, fused=False):
             continue
         heads = {"q_proj": c["num_attention_heads"], "k_proj": c["num_key_value_heads"]}.get(name.split(".")[-2])
         x = interleaved(x, heads) if heads and ARCHITECTURES[c["model_type"]] == "llama" else x
-        for a, b in NAMES:
+        gemma = c["model_type"] == "gemma3_text"
+        if gemma and name.endswith("norm.weight"):
+            x = x + np.float32(1)
+        for a, b in (GEMMA_NAMES if gemma else ()) + NAMES:
             name = name.replace(a, b)
         out[name] = x
     for (at, part), matrices in experts.items():
@@ -116,6 +127,8 @@ def write(path, c, arrays, kinds=None, fused=False, pieces=0, tokens=False, chan
         if 6 in kinds_of_tokens:
             keys.update({"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default",
                          "tokenizer.ggml.scores": [-float(i) for i in range(len(texts))]})
+            if TOKENISERS[c["model_type"]] == "gemma":
+                keys["tokenizer.ggml.add_space_prefix"] = False
         else:
             keys.update({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": merges,
                          "tokenizer.ggml.pre": PRE[TOKENISERS[c["model_type"]]]})

@@ -150,6 +150,37 @@ def a_window_limits_positions():
 
 
 @numpy_test
+def parts_for_pictures_are_skipped():
+    """Gemma3ForConditionalGeneration: text_config and tensors under two prefixes give the text model's file."""
+    with tempfile.TemporaryDirectory() as at:
+        os.mkdir(at + "/text"), os.mkdir(at + "/pictures")
+        config, _ = make.make(at + "/text", "gemma3_text", num_attention_heads=8, num_key_value_heads=4)
+        assert convert(at + "/text", at + "/text.bin") is None
+        arrays = make.arrays_of(config, 5)
+        more = {f"{x}.embeddings.patch_embedding.weight": np.zeros((3, 4, 5), np.float32)
+                for x in ("vision_tower.vision_model", "multi_modal_projector", "model.vision_tower")}
+        left_out = "architectures", "eos_token_id", "num_attention_heads", "num_key_value_heads"  # 8 and 4 by default
+        inner = {key: x for key, x in config.items() if key not in left_out}
+        whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": inner,
+                 "vision_config": {"hidden_size": 5}, "eos_token_id": 2, "image_token_index": 7}
+        for prefix in "language_model.model.", "model.language_model.":
+            make.write(at + "/pictures", whole, {**{name.replace("model.", prefix, 1): x for name, x in arrays.items()},
+                                                 **more}, {**make.GENERATION, "eos_token_id": 2})
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                assert convert_quietly("--from", "hf", at + "/pictures", "-o", at + "/p.bin", "--type", "f32") is None
+            assert "skipping 3 tensors for pictures" in said.getvalue()
+            (meta, tensors), (other, same) = moefile.read(at + "/p.bin"), moefile.read(at + "/text.bin")
+            assert {**meta, "general.name": ""} == {**other, "general.name": ""}
+            assert {name: t.data for name, t in tensors.items()} == {name: t.data for name, t in same.items()}
+        for key, value in ("model_type", "gemma2"), ("layer_types", ["chunked_attention"] * 4), \
+                ("rope_parameters", {"full_attention": {"rope_theta": 1e6}}), ("query_pre_attn_scalar", 0), \
+                ("final_logit_softcapping", 30.0), ("hidden_activation", "gelu"), ("sliding_window", 0):
+            make.write(at + "/pictures", {**whole, "text_config": {**inner, key: value}}, arrays)
+            complaint = convert(at + "/pictures", at + "/no.bin")
+            assert complaint and ("text_config" if key == "model_type" else key) in complaint, (key, complaint)
+
+
+@numpy_test
 def wrong_formulas_are_detected():
     """Check that the comparison with the reference would notice each of these errors."""
     wrong = {"hy_v3": ("side", "neighbours", "spread", "exchanged", "bias ignored", "bias in the weights", "scale",
@@ -159,6 +190,8 @@ def wrong_formulas_are_detected():
              "qwen3_moe": ("side", "neighbours", "spread", "exchanged", "norm"),
              "llama": ("neighbours", "spread", "exchanged"), "qwen3": ("side", "neighbours", "spread", "exchanged"),
              "qwen2": ("neighbours", "spread", "exchanged", "unbiased"),
+             "gemma3_text": ("side", "neighbours", "spread", "exchanged", "plus 1", "window", "local", "linear", "swish",
+                             "query scale", "unscaled"),
              "mistral": ("neighbours", "spread", "exchanged"), "mixtral": ("neighbours", "spread", "exchanged", "norm")}
     assert sorted(wrong) == sorted(make.FAMILIES)
     for family, mistakes in wrong.items():

@@ -85,6 +85,8 @@ def made(at, family, vocabulary=None, **changes):
     """Write a folder whose RoPE settings GGUF can express; return (config, arrays)."""
     if family.startswith("hunyuan"):
         changes = {"rope_theta": 11158840.0, "rope_scaling": None, **changes}
+    if family == "gemma3_text":
+        changes = {"query_pre_attn_scalar": make.COMMON["head_dim"], **changes}
     config, arrays = make.make(at, family, vocab_size=vocabulary or make.V, **changes)
     return config, {name: x.astype(np.float32) for name, x in arrays.items()}
 

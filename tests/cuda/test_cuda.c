@@ -201,6 +201,7 @@ static void build_linears(moe_graph *g, void *user, void *states) {
     moe_op_unary(g, MOE_UNARY_SWISH, moe_op_norm(g, &norm, z, "norm"), "swish of norm");
     moe_op_unary(g, MOE_UNARY_SWISH, z, "swish");
     moe_op_unary(g, MOE_UNARY_GELU, z, "gelu");
+    moe_op_unary(g, MOE_UNARY_GELU_TANH, z, "gelu_tanh");
     z = moe_op_concat(g, moe_op_unary(g, MOE_UNARY_SIGMOID, z, "sigmoid"), moe_op_unary(g, MOE_UNARY_TANH, y, "tanh"),
                       "concat");
     z = moe_op_view(g, z, y->cols / 2, y->cols, "view");
@@ -551,6 +552,7 @@ TEST(attention_equals_the_cpu) {
 typedef struct heads {
     size_t heads, cols;
     int within, packed;
+    size_t window;
     moe_matrix table; /* queries, followed by keys and values if `within` */
 } heads;
 
@@ -559,7 +561,8 @@ static void build_heads(moe_graph *g, void *user, void *states) {
     moe_node *x = moe_op_embed(g, &h->table, 1.0f, "x");
     if (h->within && !h->packed)
         moe_op_store(g, moe_op_view(g, x, h->cols, 2 * h->cols, "kv"), MOE_BY_TOKEN, states, "carried");
-    moe_op_heads(g, h->heads, 1, h->within, h->packed ? NULL : states, x, h->cols, "heads");
+    x = moe_op_heads(g, h->heads, 1, h->within, h->packed ? NULL : states, x, h->cols, "heads");
+    x->heads.window = h->window;
 }
 
 TEST(heads_equal_the_cpu) {
@@ -576,7 +579,11 @@ TEST(heads_equal_the_cpu) {
         int32_t *chain = mw_zeros(ROWS * LONGEST_SENTENCE * sizeof *chain), want[ROWS] = { 0 }, ids[IDS], at[IDS];
         size_t live[40], first[40], rows = packed ? 0 : ROWS;
         void *blob;
-        heads h = { shapes[i / 6][0], cols, within, packed,
+        heads h = { shapes[i / 6][0],
+                    cols,
+                    within,
+                    packed,
+                    kind == 1 && i % 2 ? 33 : 0,
                     pack(MOE_TYPE_F32, IDS, (within ? 3 : 1) * cols, table, &blob) };
         bench b = { .sentences = 5,
                     .max_source = LONGEST_SENTENCE,

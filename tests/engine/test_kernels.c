@@ -371,6 +371,19 @@ TEST(tanh_and_sigmoid_are_within_2e_7_absolute) {
     print_message("# tanh: worst error %.3g, sigmoid: %.3g\n", worst_tanh, worst_sigmoid);
 }
 
+TEST(gelu_by_tanh_is_within_5e_7) {
+    double worst = 0;
+    for (double at = -30; at <= 30; at += 60.0 / (double)mw_rounds(1000000)) {
+        const float x = (float)at;
+        const double d = (double)x, wanted = d / 2 * (1 + tanh(sqrt(2 / acos(-1)) * (d + 0.044715 * d * d * d))),
+                     off = fabs((double)moe_gelu_tanhf(x) - wanted) / (fabs(d) > 1 ? fabs(d) : 1);
+        if (off > worst) worst = off;
+        CHECK(off < 5e-7, "gelu(%a) is off by %g", d, off);
+    }
+    assert_true(moe_gelu_tanhf(1e20f) == 1e20f && moe_gelu_tanhf(-1e4f) <= 0.0f && moe_gelu_tanhf(-1e4f) > -1e-30f);
+    print_message("# gelu: worst error %.3g\n", worst);
+}
+
 /* If exp turned a NaN into a number, invalid weights would not cause MOE_ERROR_NUMERIC. */
 TEST(functions_propagate_every_nan) {
     for (uint32_t payload = 0; payload < 0x400; payload++)
@@ -699,8 +712,8 @@ TEST(exp_sum_is_the_same_on_every_isa) {
 }
 
 TEST(unary_is_the_same_on_every_isa) {
-    static const moe_unary what[] = { MOE_UNARY_RELU, MOE_UNARY_GELU, MOE_UNARY_SWISH, MOE_UNARY_TANH,
-                                      MOE_UNARY_SIGMOID };
+    static const moe_unary what[] = { MOE_UNARY_RELU,      MOE_UNARY_GELU, MOE_UNARY_SWISH,
+                                      MOE_UNARY_GELU_TANH, MOE_UNARY_TANH, MOE_UNARY_SIGMOID };
     uint64_t random = 36;
     for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t u = 0; u < MOE_COUNT(what); u++)

@@ -4,7 +4,7 @@
 
 #include "tools/convert/making.h"
 
-enum { PACK_MAX_EXPRESSIONS = 16, PACK_MAX_TOKENS = 1 << 20, PACK_MAX_ADDED = 4096 };
+enum { PACK_MAX_EXPRESSIONS = 16, PACK_MAX_TOKENS = 1 << 20, PACK_MAX_ADDED = 16384 };
 
 typedef struct pack_added { /* a token that is matched before the text is split */
     int64_t id;

@@ -12,8 +12,8 @@ enum { BLOCK = 64, LIMIT = 512, MAX_SOURCES = 3, NAME = 160, WIDEST = 1 << 20 };
 /* ---- Tables ---- */
 
 static const decoder_family families[] = {
-#define FAMILY(name, class, architecture, head_norm, tied, epsilon, dense, biased, windowed) \
-    { name, class, architecture, head_norm, tied, epsilon, dense, biased, windowed },
+#define FAMILY(name, class, architecture, head_norm, tied, epsilon, dense, biased, windowed, gemma) \
+    { name, class, architecture, head_norm, tied, epsilon, dense, biased, windowed, gemma },
 #include "tools/convert/decoder.inc"
 };
 enum { FAMILIES = sizeof families / sizeof *families };
@@ -45,6 +45,11 @@ static const struct {
 #define SPELLING(published, own) { published, own },
 #include "tools/convert/decoder.inc"
 };
+
+static const char pictures[] =
+#define PICTURES(prefixes) prefixes
+#include "tools/convert/decoder.inc"
+    "";
 
 const decoder_family *decoder_family_named(const char *name) {
     for (size_t i = 0; i < FAMILIES; i++)
@@ -84,12 +89,15 @@ int decoder_check(making *m, const decoder *d) {
     return 1;
 }
 
-int decoder_rotate(making *m, decoder *d, double theta) {
+double *decoder_frequencies(making *m, const decoder *d, double theta) {
     const size_t half = (size_t)d->head / 2;
-    d->frequencies = making_keep(m, NULL, half * sizeof *d->frequencies);
-    for (size_t i = 0; d->frequencies && i < half; i++)
-        d->frequencies[i] = pow(theta, -2.0 * (double)i / (double)d->head);
-    return d->frequencies != NULL;
+    double *frequencies = making_keep(m, NULL, half * sizeof *frequencies);
+    for (size_t i = 0; frequencies && i < half; i++) frequencies[i] = pow(theta, -2.0 * (double)i / (double)d->head);
+    return frequencies;
+}
+
+void decoder_set_windows(decoder *d, int64_t window, int64_t pattern) {
+    for (int64_t i = 0; i < d->layers; i++) d->windows[i] = (i + 1) % pattern ? window : 0;
 }
 
 void decoder_begin_with(making *m, decoder *d, decoder_tokens *t, int64_t start, const char *file) {
@@ -99,10 +107,12 @@ void decoder_begin_with(making *m, decoder *d, decoder_tokens *t, int64_t start,
     making_note(m, "each text begins with the bos token %" PRId64 ", as %s requires", start, file);
 }
 
-/* Return the number of positions of the model file. A window changes nothing up to its length. */
+/* Return the number of positions of the model file. A window changes nothing up to its length. Gemma has two tables and
+ * wide heads. */
 static int64_t positions(const decoder *d) {
     const int64_t n = d->window && d->window < d->context ? d->window : d->context;
-    return n < DECODER_POSITIONS ? n : DECODER_POSITIONS;
+    const int64_t most = d->family->gemma ? DECODER_POSITIONS / 4 : DECODER_POSITIONS;
+    return n < most ? n : most;
 }
 
 static int any_sparse(const decoder *d) {
@@ -152,8 +162,19 @@ static int check_skipped(making *m, const decoder *d, const stored_list *list, i
                          first->own, d->layers);
 }
 
+/* Return 1 for a tensor of Gemma's part for pictures. */
+static int is_for_pictures(const decoder *d, const char *name) {
+    for (const char *p = pictures; *p && d->family->gemma; p += strspn(p, " ")) {
+        const size_t n = strcspn(p, " ");
+        if (strncmp(name, p, n) == 0) return 1;
+        p += n;
+    }
+    return 0;
+}
+
 int decoder_rename(making *m, const decoder *d, stored_list *list) {
     stored_list out = { 0 };
+    size_t skipped = 0;
     int64_t last = -1;
     int good = 1;
     for (size_t i = 0; i < list->n && good; i++) {
@@ -165,6 +186,10 @@ int decoder_rename(making *m, const decoder *d, stored_list *list) {
             last = layer;
             continue;
         }
+        if (is_for_pictures(d, t.name)) {
+            skipped++;
+            continue;
+        }
         const size_t length = strlen(t.name);
         t.name = own_spelling(m, t.name);
         const stored *other = t.name ? stored_find(&out, t.name) : NULL;
@@ -173,6 +198,7 @@ int decoder_rename(making *m, const decoder *d, stored_list *list) {
                                  other->own);
         else good = t.name && length && stored_add(m, &out, &t);
     }
+    if (skipped) making_note(m, "skipping %zu tensors for pictures", skipped);
     stored_free(list);
     *list = out;
     return good && stored_connect_scales(m, list, d->scale_block);
@@ -188,7 +214,9 @@ typedef struct part {
 
 typedef struct tensor {
     const char *name;
-    enum { FROM_PARTS, FROM_POSITIONS } from;
+    const double *frequencies; /* of a table of rotary positions, which has no parts */
+    int changed;               /* 1 if the weights of a norm become (weight + offset) * scale */
+    float offset, scale;
     part *parts;                         /* of experts: a gate, an up and a down matrix each */
     size_t n_parts, rows, cols, experts; /* cols 0: a vector; experts: rows is their hidden width */
     int f32;
@@ -268,8 +296,18 @@ static int64_t size_of(const decoder *d, int dimension) {
 static int is_wanted(const decoder *d, const char *when) {
     if (strcmp(when, "head_norm") == 0) return strcmp(d->family->head_norm, "none") != 0;
     if (strcmp(when, "biased") == 0) return d->family->biased;
+    if (strcmp(when, "gemma") == 0) return d->family->gemma;
+    if (strcmp(when, "plain") == 0) return !d->family->gemma;
     if (strcmp(when, "choice") == 0) return strcmp(d->weights, "sigmoid") == 0;
     return strcmp(when, "shared") != 0 || d->shared > 0;
+}
+
+/* Change the weights of a norm as Gemma needs it. */
+static void change_norm(const decoder *d, tensor *t, double scale) {
+    if (!d->family->gemma) return;
+    t->changed = 1;
+    t->offset = (float)d->norm_offset;
+    t->scale = (float)scale;
 }
 
 /* Add the tensors of a sub-layer of layer `i`, except experts. */
@@ -291,6 +329,8 @@ static void put_tensors(builder *b, const char *kind, const char *name, int64_t 
             s += length + strspn(s + length, " ");
             n += letters + strspn(n + letters, " ");
         }
+        if (t && text_ends_with(row->name, strlen(row->name), "norm.weight"))
+            change_norm(b->d, t, strcmp(row->name, "q_norm.weight") == 0 ? b->d->query_scale : 1);
         if (t) t->f32 = strcmp(row->name, "gate.weight") == 0 && strcmp(kind, "moe") == 0;
     }
 }
@@ -354,10 +394,10 @@ static void begin_layer(builder *b, const char *kind, char *name) {
     put_word(b, name, "kind", kind);
 }
 
-static void put_norm(builder *b, const char *name, int before) {
-    if (before) {
+static void put_norm(builder *b, const char *name, int inside) {
+    if (inside) {
         put_key(b, name, "residual", 1);
-        put_word(b, name, "norm", "before");
+        put_word(b, name, "norm", b->d->family->gemma ? "both" : "before");
     }
     put_word(b, name, "norm.kind", "rms");
     put_number(b, name, "epsilon", b->d->epsilon);
@@ -388,8 +428,9 @@ static void put_layer(builder *b, int64_t i) {
     put_key(b, name, "heads", d->heads);
     put_key(b, name, "kv_heads", d->keys);
     put_key(b, name, "head.size", d->head);
-    put_key(b, name, "rotary", 1);
+    put_key(b, name, "rotary", d->windows[i] ? 2 : 1);
     put_word(b, name, "head.norm", d->family->head_norm);
+    if (d->windows[i]) put_key(b, name, "window", d->windows[i]);
     put_norm(b, name, 1);
     put_tensors(b, "attention", name, i);
     if (d->sparse[i]) {
@@ -398,10 +439,17 @@ static void put_layer(builder *b, int64_t i) {
     }
     begin_layer(b, "ffn", name);
     put_key(b, name, "hidden", d->ffn);
-    put_word(b, name, "activation", "swish");
+    put_word(b, name, "activation", d->family->gemma ? "gelu_tanh" : "swish");
     put_key(b, name, "gated", 1);
     put_norm(b, name, 1);
     put_tensors(b, "ffn", name, i);
+}
+
+static void put_positions(builder *b, const char *name, const double *frequencies) {
+    tensor *t = add_tensor(b, name, (size_t)positions(b->d), (size_t)b->d->head, 1);
+    if (!t) return;
+    t->frequencies = frequencies;
+    t->f32 = 1;
 }
 
 /* Add the embedding, and check that a tied output matrix equals it. */
@@ -417,10 +465,10 @@ static void put_embedding(builder *b) {
          memcmp(first->data, second->data, (size_t)stored_bytes(first)) != 0))
         making_refuse(b->m, first->file, "tensors %.60s and %.60s should be tied, but differ", first->own, second->own);
     add_part(t, first, 0, shape[0]);
-    t = add_tensor(b, "rotary.weight", (size_t)positions(d), (size_t)d->head, 1);
-    if (!t) return;
-    t->from = FROM_POSITIONS;
-    t->f32 = 1;
+    int64_t local = 0;
+    for (int64_t i = 0; i < d->layers; i++) local += d->windows[i] > 0;
+    if (local < d->layers) put_positions(b, "rotary.weight", d->frequencies);
+    if (local) put_positions(b, "rotary.local.weight", d->local_frequencies);
 }
 
 /* Put the layers in the metadata and all tensors in file order, and reject tensors that the configuration lacks. */
@@ -436,6 +484,7 @@ static int put_model(builder *b) {
     put_norm(b, name, 0);
     snprintf(full, sizeof full, "%s.norm.weight", name);
     put_one(b, full, "model.norm.weight", d->width, 0);
+    if (b->m->status == MOE_OK) change_norm(d, &b->tensors[b->n - 1], 1);
     if (!d->tied) put_one(b, "output.weight", "lm_head.weight", d->vocabulary, d->width);
     if (b->m->status) return 0;
     b->m->entries[count_at].integer = b->layers;
@@ -508,10 +557,10 @@ static void put_tokens(making *m, const decoder *d, const decoder_tokens *t) {
 
 /* ---- Writing ---- */
 
-static void fill_positions(const decoder *d, size_t row, float *out) {
+static void fill_positions(const decoder *d, const double *frequencies, size_t row, float *out) {
     const size_t half = (size_t)d->head / 2;
     for (size_t i = 0; i < half; i++) {
-        const double angle = (double)row * d->frequencies[i];
+        const double angle = (double)row * frequencies[i];
         out[i] = (float)cos(angle);
         out[half + i] = (float)sin(angle);
     }
@@ -535,14 +584,16 @@ static void fill_vector(builder *b, const tensor *t, float *out) {
     for (size_t i = 0, at = 0; i < t->n_parts; at += (size_t)t->parts[i++].rows)
         if (!stored_row(t->parts[i].item, t->parts[i].first, out + at, (size_t)t->parts[i].rows))
             stop_at(b, t, t->parts[i].item, "contains values that are not finite", out);
+    if (t->changed)
+        for (size_t i = 0; i < t->rows; i++) out[i] = (out[i] + t->offset) * t->scale;
 }
 
 static void fill(void *user, size_t index, size_t piece, size_t row, float *out, size_t cols) {
     builder *b = user;
     const tensor *t = &b->tensors[index];
     const part *p = t->parts;
-    if (t->from == FROM_POSITIONS) {
-        fill_positions(b->d, row, out);
+    if (t->frequencies) {
+        fill_positions(b->d, t->frequencies, row, out);
         return;
     }
     if (!t->cols) {
@@ -605,6 +656,7 @@ int decoder_write(making *m, const decoder *d, decoder_search *search, decoder_t
     builder b = { .m = m, .d = d, .list = list, .type = type, .experts = experts };
     making_put_int(m, "vocab.size", d->vocabulary);
     making_put_int(m, "model.width", d->width);
+    if (d->family->gemma) making_put_real(m, "embedding.scale", sqrt((double)d->width));
     making_put_int(m, "rotary.positions", positions(d));
     making_put_int(m, "activation.block", BLOCK);
     put_tokens(m, d, tokens);

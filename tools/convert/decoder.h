@@ -13,7 +13,7 @@
 enum {
     DECODER_MAX_LAYERS = 256,
     DECODER_MAX_ENDS = 8,
-    DECODER_POSITIONS = 1 << 15, /* rows of the position table: translations are shorter than published contexts */
+    DECODER_POSITIONS = 1 << 15, /* rows of a position table: translations are shorter than published contexts */
     DECODER_SAMPLING = 5
 };
 
@@ -24,6 +24,7 @@ typedef struct decoder_family {
     int dense;  /* 1 if no layer is a mixture */
     int biased; /* 1 if queries, keys and values have biases */
     int windowed;
+    int gemma; /* 1 for Gemma's layers, see decoder.inc */
 } decoder_family;
 
 /* Return the family of a model_type, or of GGUF's architecture for a file with or without experts; NULL if unknown. */
@@ -46,6 +47,11 @@ typedef struct decoder {
     const char *weights;     /* chosen, all, sigmoid */
     double *frequencies;     /* [head / 2] of rotary positions */
     uint64_t scale_block[2]; /* rows and columns of a block of FP8 that has a scale */
+    /* Gemma: */
+    int64_t windows[DECODER_MAX_LAYERS]; /* of each layer's attention; 0: all positions */
+    double *local_frequencies;           /* of layers with a window; else NULL */
+    double query_scale;
+    int norm_offset; /* added to the weights of norms */
 } decoder;
 
 /* The decoding defaults. */
@@ -74,8 +80,10 @@ typedef struct decoder_tokens {
 
 /* Check the configuration as a whole, after all members except `frequencies` were set. */
 int decoder_check(making *m, const decoder *d);
-/* Set the frequencies of default rotary positions. */
-int decoder_rotate(making *m, decoder *d, double theta);
+/* Return the frequencies of default rotary positions; NULL after an error. */
+double *decoder_frequencies(making *m, const decoder *d, double theta);
+/* Set the windows of Gemma's layers: all but each `pattern`-th have one. */
+void decoder_set_windows(decoder *d, int64_t window, int64_t pattern);
 /* Let each text begin with the token `start` unless a template precedes it. */
 void decoder_begin_with(making *m, decoder *d, decoder_tokens *t, int64_t start, const char *file);
 

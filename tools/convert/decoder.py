@@ -1,5 +1,5 @@
 """Read decoder-only models in Hugging Face's layout: Hunyuan's translation models (Hy-MT2, HY-MT1.5, Hunyuan-MT), Qwen2
-and Qwen3, Llama, Mistral and Mixtral.
+and Qwen3, Llama, Mistral and Mixtral, Gemma 3 without its part for pictures.
 
     found = read_decoder(folder, say, row)     `found` as from hf.read_hf; row: name in prompts.json (None: automatic)
 
@@ -7,6 +7,7 @@ A folder contains config.json, generation_config.json and safetensors, in one fi
 may be stored as one tensor per expert and matrix, as published, or as two tensors for all experts. Options of a
 configuration that the engine does not support are rejected by name.
 """
+import json
 import math
 import os
 import re
@@ -27,8 +28,9 @@ from moefile import FormatError
 ROWS = tables.read("decoder.inc")
 FAMILIES = {name: architecture for name, architecture, *_ in ROWS["FAMILY"]}
 ABOUT = {name: types.SimpleNamespace(norm=norm, tied=bool(tied), epsilon=epsilon, dense=bool(dense),
-                                     biased=bool(biased), windowed=bool(windowed))
-         for name, _, _, norm, tied, epsilon, dense, biased, windowed in ROWS["FAMILY"]}
+                                     biased=bool(biased), windowed=bool(windowed), gemma=bool(gemma))
+         for name, _, _, norm, tied, epsilon, dense, biased, windowed, gemma in ROWS["FAMILY"]}
+PICTURES = tuple(ROWS["PICTURES"][0][0].split())
 MAX_POSITIONS = 1 << 15  # rows of the position table: translations are shorter than the published context lengths
 DEFAULT_LIMIT = 512
 NO_EFFECT = hf.NO_EFFECT | tables.words(ROWS["IGNORED"], "decoder")
@@ -78,9 +80,10 @@ def read_frequencies(c, m):
         if m.head < 4:
             raise FormatError(f"{c.path}: head_dim is {m.head}, which is not supported with alpha")
         theta *= inside.get("alpha", float, least=1.0, most=1e9) ** (m.head / (m.head - 2))
-    elif kind != "default" and not (kind == "llama3" and m.family == "llama"):
+    elif kind != "default" and not (kind == "llama3" and m.family == "llama") \
+            and not (kind == "linear" and ABOUT[m.family].gemma):
         raise FormatError(f"{c.path}: rope type {short(kind)}{' with alpha' if alpha else ''}: only 'default', "
-                          "Hunyuan's 'dynamic' with alpha and Llama's 'llama3' are supported")
+                          "Hunyuan's 'dynamic' with alpha, Llama's 'llama3' and Gemma's 'linear' are supported")
     elif alpha and inside.get("alpha", float) != 1.0:
         raise FormatError(f"{c.path}: alpha {short(about['alpha'])} is not supported with rope type {kind!r}")
     if given is inside:
@@ -89,6 +92,8 @@ def read_frequencies(c, m):
     frequencies = np.array([math.pow(theta, -2 * i / m.head) for i in range(m.head // 2)])
     if kind == "llama3":
         frequencies = slower(inside, frequencies)
+    if kind == "linear":
+        frequencies = frequencies / inside.get("factor", float, least=1.0, most=1e6)
     inside.end(ROPE_NO_EFFECT, ("type", "rope_type", "rope_theta", "alpha"))
     return frequencies
 
@@ -103,6 +108,25 @@ def slower(c, frequencies):
         raise FormatError(f"{c.path}: high_freq_factor {high} must be greater than low_freq_factor {low}")
     fast = np.clip((turns - low) / (high - low), 0, 1)
     return frequencies * (fast + (1 - fast) / factor)
+
+
+def read_windows(c, m):
+    """Read Gemma's windows and the frequencies of the layers that have one."""
+    pattern = first_of(c, ("sliding_window_pattern", "_sliding_window_pattern"), int, 6, least=1)
+    sliding, full = "sliding_attention", "full_attention"
+    kinds = c.raw("layer_types", [sliding if (i + 1) % pattern else full for i in range(m.layers)])
+    if not isinstance(kinds, list) or len(kinds) != m.layers or any(x not in (sliding, full) for x in kinds):
+        raise FormatError(f"{c.path}: layer_types is {short(kinds)}, expected {sliding!r} or {full!r} per layer")
+    window = c.get("sliding_window", int, least=1, most=1 << 20)
+    m.windows = [window if kind == sliding else 0 for kind in kinds]
+    m.query_scale = math.sqrt(m.head / c.get("query_pre_attn_scalar", float, least=1.0, most=1e6))
+    both, local = c.raw("rope_parameters"), {"rope_theta": c.get("rope_local_base_freq", float, 1e4)}
+    if isinstance(both, dict) and full in both:
+        c.raw("rope_theta")
+        c.only("rope_parameters", {full: both[full], sliding: both.get(sliding)})
+        c, local = hf.Config(c.path, {"rope_parameters": both[full]}), both.get(sliding)
+    m.frequencies = read_frequencies(c, m)
+    m.local_frequencies = read_frequencies(hf.Config(c.path, {"rope_parameters": local}), m)
 
 
 def sparse_layers(c, m):
@@ -151,6 +175,27 @@ def read_mixture(c, m):
         m.weights = "chosen" if c.get("norm_topk_prob", bool, m.family == "mixtral") else "all"
 
 
+def most_positions(m):
+    """Return the limit of rows of position tables. Gemma has two tables and wide heads."""
+    return MAX_POSITIONS // 4 if ABOUT[m.family].gemma else MAX_POSITIONS
+
+
+def text_part(c):
+    """Return the configuration of a model's text part, with the values that published files omit."""
+    family, inner = c.raw("model_type"), c.raw("text_config")
+    values = dict(c.values)
+    if family == "gemma3":
+        if not isinstance(inner, dict) or inner.get("model_type", "gemma3_text") != "gemma3_text":
+            raise FormatError(f"{c.path}: text_config is {short(inner)}, which is not supported")
+        del values["text_config"]
+        values = {**values, **inner, "model_type": family}
+        values["architectures"] = c.values.get("architectures")
+    for families, key, value in ROWS["DEFAULT"]:
+        if family in families.split() and values.get(key) is None:
+            values[key] = json.loads(value)
+    return hf.Config(c.path, values)
+
+
 def read_config(c):
     family = c.get("model_type", str)
     given = c.raw("architectures") or [FAMILIES[family]]
@@ -171,15 +216,19 @@ def read_config(c):
     m.head = first_of(c, ("head_dim", "attention_head_dim"), int, m.width // m.heads, least=2, most=1 << 16)
     if m.head % 2:
         raise FormatError(f"{c.path}: head_dim {m.head} must be even")
-    m.frequencies = read_frequencies(c, m)
+    m.windows, m.query_scale, m.local_frequencies = [0] * m.layers, 1.0, None
+    if ABOUT[family].gemma:
+        read_windows(c, m)
+    else:
+        m.frequencies = read_frequencies(c, m)
     m.tied = c.get("tie_word_embeddings", bool, ABOUT[family].tied)
     m.context = c.get("max_position_embeddings", int, least=4, most=1 << 24)
     window = c.get("sliding_window", int, m.context, least=4) if ABOUT[family].windowed else m.context
-    m.places = min(m.context, window, MAX_POSITIONS)  # a window changes nothing up to its length
+    m.places = min(m.context, window, most_positions(m))  # a window changes nothing up to its length
     m.sparse = sparse_layers(c, m)
     if any(m.sparse):
         read_mixture(c, m)
-    m.norm = ABOUT[family].norm
+    m.norm, m.norm_offset = ABOUT[family].norm, 1
     m.bos = c.get("bos_token_id", int, 0, least=0, most=m.vocabulary - 1)
     return m
 
@@ -256,11 +305,14 @@ def rotary_table(frequencies, first, count):
 
 def canonical_names(stored, m, say):
     """Return the tensors under transformers' names; drop the extra layers that predict further tokens."""
-    out, skipped = {}, set()
+    out, skipped, pictures = {}, set(), 0
     for name, t in stored.items():
         layer = re.match(r"model\.layers\.(\d+)\.", name)
         if layer and int(layer[1]) >= m.layers:
             skipped.add(int(layer[1]))
+            continue
+        if ABOUT[m.family].gemma and name.startswith(PICTURES):
+            pictures += 1
             continue
         canonical = name
         for published, own in ROWS["SPELLING"]:
@@ -268,6 +320,8 @@ def canonical_names(stored, m, say):
         if canonical in out:
             raise FormatError(f"tensors {name} and {out[canonical].name} are the same tensor under two names")
         out[canonical] = t
+    if pictures:
+        say(f"skipping {pictures} tensors for pictures")
     for layer in sorted(skipped):
         names = [name for name in stored if name.startswith(f"model.layers.{layer}.")]
         if not any("eh_proj" in name for name in names):
@@ -282,10 +336,21 @@ def put_layer_tensors(b, m, name, kind, source):
     sizes = {"width": m.width, "head": m.head, "queries": m.heads * m.head, "keys": m.keys * m.head, "ffn": m.ffn,
              "experts": getattr(m, "experts", 0), "shared": getattr(m, "shared", 0)}
     wanted = {"": True, "head_norm": m.norm != "none", "biased": ABOUT[m.family].biased,
-              "choice": getattr(m, "weights", "") == "sigmoid", "shared": sizes["shared"] > 0}
+              "choice": getattr(m, "weights", "") == "sigmoid", "shared": sizes["shared"] > 0,
+              "gemma": ABOUT[m.family].gemma, "plain": not ABOUT[m.family].gemma}
     for _, part, sources, rows, columns, when in (row for row in ROWS["TENSOR"] if row[0] == kind and wanted[row[5]]):
         more = () if columns == "one" else (sizes[columns],)
         b.put(f"{name}.{part}", *(b.take(source + x, sizes[n], *more) for x, n in zip(sources.split(), rows.split())))
+        if part.endswith("norm.weight"):
+            change_norm(b, m, f"{name}.{part}", m.query_scale if part == "q_norm.weight" else 1.0)
+
+
+def change_norm(b, m, name, scale=1.0):
+    """Add the 1 that Gemma's files omit to the weights of a norm, and multiply them by `scale`."""
+    if not ABOUT[m.family].gemma:
+        return
+    stored, more = b.tensors[name].parts[0], np.float32(m.norm_offset)
+    b.tensors[name].parts = [lambda rows: ((x + more) * np.float32(scale) for x in stored(rows))]
 
 
 def put_experts(b, m, name, source):
@@ -311,14 +376,18 @@ def put_mixture(b, m, source, norm):
 
 def put_layer(b, m, i):
     source = f"model.layers.{i}."
-    norm = {"norm": "before", "norm.kind": "rms", "epsilon": m.epsilon}
-    name = b.layer("decoder", kind="attention", heads=m.heads, **{"kv_heads": m.keys, "head.size": m.head, "rotary": 1,
-                                                                "head.norm": m.norm}, residual=1, **norm)
+    gemma = ABOUT[m.family].gemma
+    norm = {"norm": "both" if gemma else "before", "norm.kind": "rms", "epsilon": m.epsilon}
+    window = {"window": m.windows[i]} if m.windows[i] else {}
+    name = b.layer("decoder", kind="attention", heads=m.heads, **{"kv_heads": m.keys, "head.size": m.head,
+                                                                "rotary": 2 if m.windows[i] else 1,
+                                                                "head.norm": m.norm}, **window, residual=1, **norm)
     put_layer_tensors(b, m, name, "attention", source)
     if m.sparse[i]:
         put_mixture(b, m, source, norm)
     else:
-        name = b.layer("decoder", kind="ffn", hidden=m.ffn, activation="swish", gated=1, residual=1, **norm)
+        name = b.layer("decoder", kind="ffn", hidden=m.ffn, activation="gelu_tanh" if gemma else "swish", gated=1,
+                       residual=1, **norm)
         put_layer_tensors(b, m, name, "ffn", source)
 
 
@@ -327,8 +396,11 @@ def put_embeddings(b, m, say):
     hf.put_tied(b, m, "embedding.weight", names, m.vocabulary, say)
     if not m.tied:
         b.put("output.weight", b.take("lm_head.weight", m.vocabulary, m.width))
-    b.tensors["rotary.weight"] = hf.Rows((m.places, m.head), [
-        lambda rows: (rotary_table(m.frequencies, at, min(rows, m.places - at)) for at in range(0, m.places, rows))])
+    for name, frequencies in ("rotary.weight", m.frequencies), ("rotary.local.weight", m.local_frequencies):
+        if any((window > 0) == (name == "rotary.local.weight") for window in m.windows):
+            b.tensors[name] = hf.Rows((m.places, m.head), [
+                lambda rows, f=frequencies: (rotary_table(f, at, min(rows, m.places - at))
+                                             for at in range(0, m.places, rows))])
 
 
 TOKENISERS = "tokenizer.json", "hy.tiktoken", "tokenizer.model"  # the first of these files is read
@@ -351,6 +423,9 @@ def tokens_meta(folder, m, say, row=None, ids_only=False):
 def read_decoder(folder, say=lambda message: None, row=None, ids_only=False):
     """Return the metadata and tensors of a checkpoint."""
     config, generation = hf.read_configs(folder)
+    alone = generation is config
+    config = text_part(config)
+    generation = config if alone else generation
     m, stored = read_config(config), hf.open_checkpoint(folder, say)
     found = build(m, config, generation, stored, tokens_meta(folder, m, say, row, ids_only),
                   hf.files_in(folder), say)
@@ -371,7 +446,9 @@ def build(m, config, generation, stored, tokens, files, say):
         put_layer(b, m, i)
     name = b.layer("decoder", kind="norm", **{"norm.kind": "rms", "epsilon": m.epsilon})
     b.put(name + ".norm.weight", b.take("model.norm.weight", m.width))
+    change_norm(b, m, name + ".norm.weight")
     b.finish(re.compile(r".*rotary_emb\.inv_freq\Z"))
-    meta = {"general.architecture": "decoder", "vocab.size": m.vocabulary, "model.width": m.width,
+    scale = {"embedding.scale": math.sqrt(m.width)} if ABOUT[m.family].gemma else {}
+    meta = {"general.architecture": "decoder", "vocab.size": m.vocabulary, "model.width": m.width, **scale,
             "rotary.positions": m.places, "activation.block": 64, **tokens}
     return types.SimpleNamespace(meta={**meta, **decode, **b.meta}, tensors=b.tensors, identity=hf.identity(files))

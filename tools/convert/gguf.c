@@ -365,21 +365,23 @@ static void must_be(gguf *g, const char *key, int64_t first, int64_t second) {
 /* ---- Names of tensors ---- */
 
 static const struct {
-    int inside;
+    int where;
     const char *theirs, *own;
 } name_rows[] = {
 #define outside 0
 #define inside 1
+#define gemma 2
 #define GGUF(where, theirs, own) { where, theirs, own },
 #include "tools/convert/decoder.inc"
 #undef outside
 #undef inside
+#undef gemma
 };
 enum { NAME_ROWS = sizeof name_rows / sizeof *name_rows };
 
-static const char *own_name(int is_inside, const char *name, size_t length) {
+static const char *own_name(int where, const char *name, size_t length) {
     for (size_t i = 0; i < NAME_ROWS; i++)
-        if (name_rows[i].inside == is_inside && text_is(name, length, name_rows[i].theirs)) return name_rows[i].own;
+        if (name_rows[i].where == where && text_is(name, length, name_rows[i].theirs)) return name_rows[i].own;
     return NULL;
 }
 
@@ -425,7 +427,8 @@ static int rename_tensor(gguf *g, const stored_list *list, stored *t) {
     }
     const char *experts = strcmp(tail, ".weight") == 0 ? experts_name(list, layer, part, buffer) : NULL;
     const size_t n = (size_t)snprintf(name, sizeof name, "model.layers.%" PRId64 ".", layer);
-    own = own_name(1, part.data, part.length);
+    own = g->d.family->gemma ? own_name(2, part.data, part.length) : NULL;
+    if (!own) own = own_name(1, part.data, part.length);
     if (layer >= g->d.layers) snprintf(name + n, sizeof name - n, "%s", t->own);
     else if (text_is(part.data, part.length, "exp_probs_b"))
         snprintf(name + n, sizeof name - n, "mlp.e_score_correction_bias");
@@ -520,17 +523,39 @@ static void check_layers(gguf *g, int64_t all) {
     }
 }
 
-/* Reject scaled positions; rope_freqs.weight contains the factors of Llama 3. */
-static void check_positions(gguf *g) {
-    static const char *const keys[] = { ".rope.scaling.factor", ".rope.scale_linear" };
+/* Return the factor by which positions are divided. Reject factors except in Gemma's files; rope_freqs.weight contains
+ * the factors of Llama 3. */
+static double check_positions(gguf *g) {
+    static const char *const keys[] = { ".rope.scale_linear", ".rope.scaling.factor" };
+    double found = 1.0;
     const value *v = find(g, ".rope.scaling.type");
     const int linear = !v || (v->type == STRING && text_is(v->text.data, v->text.length, "linear"));
     if (v && !linear && (v->type != STRING || !text_is(v->text.data, v->text.length, "none")))
         refuse_value(g, v, ": expected linear or none");
     for (size_t i = 0; i < 2; i++) {
         const double factor = real_key(g, keys[i], 1.0, -INFINITY, INFINITY);
-        if (linear && (factor < 0 || factor > 0) && (factor < 1 || factor > 1)) refuse_value(g, find(g, keys[i]), "");
+        if (!linear || !(factor < 0 || factor > 0) || !(factor < 1 || factor > 1)) continue;
+        if (!g->d.family->gemma || !(factor >= 1 && factor <= 1e6)) refuse_value(g, find(g, keys[i]), "");
+        found = factor;
     }
+    return found;
+}
+
+/* Read Gemma's windows and positions. */
+static int read_windows(gguf *g, double theta, double factor) {
+    enum { LAYERS_27B = 62 }; /* llama.cpp knows Gemma 3 27B, which has a query scale of its own, by its layers */
+    decoder *d = &g->d;
+    const int64_t window = whole_key(g, ".attention.sliding_window", 0, 0, 1 << 20),
+                  pattern = whole_key(g, ".attention.sliding_window_pattern", 6, 1, 1 << 24);
+    const double local = real_key(g, ".rope.freq_base_swa", 1e4, 1.0, 1e12);
+    const int64_t scalar = d->layers == LAYERS_27B ? d->width / d->heads : d->head;
+    if (g->m->status) return 0;
+    decoder_set_windows(d, window, pattern);
+    d->query_scale = sqrt((double)d->head / (double)scalar);
+    d->local_frequencies = decoder_frequencies(g->m, d, local);
+    d->frequencies = decoder_frequencies(g->m, d, theta);
+    for (int64_t i = 0; d->frequencies && i < d->head / 2; i++) d->frequencies[i] /= factor;
+    return d->local_frequencies && d->frequencies;
 }
 
 static void read_mixture(gguf *g) {
@@ -582,7 +607,7 @@ static int read_config(gguf *g) {
     check_dimensions(g);
     must_be(g, ".attention.value_length", d->head, d->head);
     must_be(g, ".rope.dimension_count", d->head, d->head);
-    check_positions(g);
+    const double factor = check_positions(g);
     for (int64_t i = 0; i < d->layers; i++) {
         snprintf(name, sizeof name, "blk.%" PRId64 ".ffn_gate_inp.weight", i);
         d->sparse[i] = stored_find(&g->list, name) != NULL;
@@ -604,7 +629,9 @@ static int read_config(gguf *g) {
     if (first >= 0 && d->family->dense)
         return making_refuse(g->m, g->h.file, "experts are not supported in '%s' models", g->architecture);
     if (first >= 0) read_mixture(g);
-    return g->m->status == MOE_OK && decoder_check(g->m, d) && decoder_rotate(g->m, d, theta);
+    if (g->m->status || !decoder_check(g->m, d)) return 0;
+    if (d->family->gemma) return read_windows(g, theta, factor);
+    return (d->frequencies = decoder_frequencies(g->m, d, theta)) != NULL;
 }
 
 /* Divide the frequencies by the factors of Llama 3, and remove their tensor. */

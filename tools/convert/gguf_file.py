@@ -1,4 +1,4 @@
-"""Read GGUF files, the format of llama.cpp: Hunyuan's models, Qwen2 and Qwen3, Llama, Mistral and Mixtral.
+"""Read GGUF files, the format of llama.cpp: Hunyuan's models, Qwen2 and Qwen3, Llama, Mistral and Mixtral, Gemma 3.
 
     found = read_gguf(path, say)     `found` as from hf.read_hf; the path may be any part of a split file
 
@@ -34,8 +34,8 @@ ROWS = tables.read("decoder.inc")
 FAMILIES = {}  # architecture: names of families, first the one of files without experts
 for row in ROWS["FAMILY"]:
     FAMILIES.setdefault(row[2], []).append(row[0])
-OUTSIDE, INSIDE = ({theirs: own for place, theirs, own in ROWS["GGUF"] if place == where}
-                   for where in ("outside", "inside"))
+OUTSIDE, INSIDE, GEMMA = ({theirs: own for place, theirs, own in ROWS["GGUF"] if place == where}
+                          for where in ("outside", "inside", "gemma"))
 
 PRE = {name: ([byte_bpe.EXPRESSIONS[x] for x in expressions.split()], byte_bpe.NFC * nfc | byte_bpe.WHOLE * whole,
               bool(begin))
@@ -252,7 +252,7 @@ class Interleaved(hf.Stored):
 
 def transformers_names(stored, m, path):
     """Return the tensors under transformers' names."""
-    out = {}
+    out, inside = {}, {**INSIDE, **(GEMMA if decoder.ABOUT[m.family].gemma else {})}
 
     def put(name, t):
         if name in out:
@@ -278,7 +278,7 @@ def transformers_names(stored, m, path):
             for e in range(t.shape[0]):
                 put(f"{at}mlp.experts.{e}.{experts[1]}_proj.weight", t.part(e, 0, t.shape[1]))
         else:
-            put(at + INSIDE.get(part, part) + end, t)
+            put(at + inside.get(part, part) + end, t)
     return out
 
 
@@ -350,13 +350,20 @@ def check_dimensions(k, stored):
                               f"tensor {t.name} {list(t.shape)}")
 
 
-def check_positions(k):
-    """Reject scaled positions; rope_freqs.weight contains the factors of Llama 3."""
+def check_positions(k, scaled):
+    """Return the factor by which positions are divided. Reject factors unless `scaled`; rope_freqs.weight contains the
+    factors of Llama 3."""
     k.must_be("rope.scaling.type", str, "linear", "none")  # a missing type is linear
     linear = k.of("rope.scaling.type", str, "linear") == "linear"
-    for key in "rope.scaling.factor", "rope.scale_linear":
-        if k.of(key, float, 1.0) not in (0.0, 1.0) and linear:
-            k.refuse(f"{k.architecture}.{key}", k.of(key, float))
+    found = 1.0
+    for key in "rope.scale_linear", "rope.scaling.factor":
+        factor = k.of(key, float, 1.0)
+        if factor in (0.0, 1.0) or not linear:
+            continue
+        if not scaled or not 1 <= factor <= 1e6:
+            k.refuse(f"{k.architecture}.{key}", factor)
+        found = factor
+    return found
 
 
 CONFIG_KEYS = {"hidden_size": "embedding_length", "num_hidden_layers": "block_count", "vocab_size": "vocab_size",
@@ -394,7 +401,8 @@ def config_of(k, family, stored):
     check_dimensions(k, stored)
     k.must_be("attention.value_length", int, head)
     k.must_be("rope.dimension_count", int, head)
-    check_positions(k)
+    gemma = decoder.ABOUT[family].gemma
+    factor = check_positions(k, gemma)
     sparse = [f"blk.{i}.ffn_gate_inp.weight" in stored for i in range(min(layers, 256))]
     dense = sparse.index(True) if any(sparse) else layers
     k.must_be("leading_dense_block_count", int, dense, *([] if any(sparse) else [0]))
@@ -405,9 +413,25 @@ def config_of(k, family, stored):
          "rms_norm_eps": k.of("attention.layer_norm_rms_epsilon", float),
          "rope_parameters": {"rope_theta": k.of("rope.freq_base", float, 1e4), "rope_type": "default"},
          "tie_word_embeddings": "output.weight" not in stored, "max_position_embeddings": size("context_length")}
+    if gemma:
+        windows_of(k, c, factor)
     if any(sparse):
         mixture_of(k, family, c, sparse, stored)
     return c
+
+
+LAYERS_27B = 62  # llama.cpp knows Gemma 3 27B, which has a query scale of its own, by its layers
+
+
+def windows_of(k, c, factor):
+    """Add Gemma's windows and positions to `c`."""
+    window, heads = k.of("attention.sliding_window", int, 0, least=0, most=1 << 20), c["num_attention_heads"]
+    pattern = k.of("attention.sliding_window_pattern", int, 6, least=1, most=1 << 24)
+    c.update(sliding_window=window or 1, sliding_window_pattern=pattern if window else 1,
+             rope_local_base_freq=k.of("rope.freq_base_swa", float, 1e4, least=1.0, most=1e12),
+             query_pre_attn_scalar=c["hidden_size"] // heads if c["num_hidden_layers"] == LAYERS_27B else c["head_dim"])
+    if factor != 1:
+        c["rope_parameters"].update(rope_type="linear", factor=factor)
 
 
 def mixture_of(k, family, c, sparse, stored):
@@ -628,6 +652,7 @@ def read_gguf(path, say=lambda message: None, row=None, ids_only=False):
     fitting = [x for x in FAMILIES[architecture] if sparse and not decoder.ABOUT[x].dense]
     family, k = (fitting or FAMILIES[architecture])[0], Keys(path, architecture, values)
     config, m = read_config(k, family, stored)
+    m.norm_offset = 0  # llama.cpp's files include the 1 that Gemma adds to the weights of norms
     named = transformers_names(stored, m, path)
     if architecture == "llama":
         for name, t in named.items():

@@ -78,6 +78,12 @@ static const struct {
 #include "tools/convert/decoder.inc"
 };
 static const struct {
+    const char *families, *key, *value;
+} default_rows[] = {
+#define DEFAULT(families, key, value) { families, key, value },
+#include "tools/convert/decoder.inc"
+};
+static const struct {
     const char *class, *name, *text;
 } special_rows[] = {
 #define SPECIALS(class, name, text) { class, name, text },
@@ -171,11 +177,11 @@ static void slow_down(hub *h, conf *c) {
 }
 
 /* Return the merged members of rope_scaling and rope_parameters, whose values precede; the caller deletes them. */
-static cJSON *merge_rope(hub *h) {
-    const cJSON *new = conf_raw(&h->config, "rope_parameters"), *old = conf_raw(&h->config, "rope_scaling"), *x;
+static cJSON *merge_rope(hub *h, conf *outer) {
+    const cJSON *new = conf_raw(outer, "rope_parameters"), *old = conf_raw(outer, "rope_scaling"), *x;
     cJSON *all = cJSON_CreateObject();
-    if (new && !cJSON_IsObject(new)) conf_refuse(&h->config, "rope_parameters", new, "");
-    if (old && !cJSON_IsObject(old)) conf_refuse(&h->config, "rope_scaling", old, "");
+    if (new && !cJSON_IsObject(new)) conf_refuse(outer, "rope_parameters", new, "");
+    if (old && !cJSON_IsObject(old)) conf_refuse(outer, "rope_scaling", old, "");
     cJSON_ArrayForEach(x, new) cJSON_AddItemToObject(all, x->string, cJSON_Duplicate(x, 1));
     cJSON_ArrayForEach(x, old) if (!cJSON_GetObjectItemCaseSensitive(new, x->string))
         cJSON_AddItemToObject(all, x->string, cJSON_Duplicate(x, 1));
@@ -196,45 +202,102 @@ static const char *rope_kind(conf *c) {
     return c->m->status ? NULL : type ? type : rope_type ? rope_type : "default";
 }
 
-/* Set the frequencies, as changed by Hunyuan's alpha or Llama 3.1's factors. */
-static int rotate(hub *h, conf *c) {
+/* Set the frequencies, as changed by Hunyuan's alpha, Llama 3.1's factors or Gemma's factor. */
+static int rotate(hub *h, conf *outer, conf *c) {
     decoder *d = &h->d;
-    conf *given = conf_raw(c, "rope_theta") ? c : &h->config;
+    conf *given = conf_raw(c, "rope_theta") ? c : outer;
     const int llama = strcmp(d->family->name, "llama") == 0;
     double theta = conf_real(given, "rope_theta", llama ? 1e4 : NAN, 1.0, 1e12);
     const cJSON *alpha = conf_raw(c, "alpha");
     const char *kind = rope_kind(c);
     if (!kind) return 0;
     const int llama3 = llama && strcmp(kind, "llama3") == 0;
+    const int linear = d->family->gemma && strcmp(kind, "linear") == 0;
     if (strcmp(kind, "dynamic") == 0 && strncmp(d->family->name, "hunyuan", 7) == 0 && alpha) {
         if (d->head < 4)
             return making_refuse(h->m, c->file, "head_dim %" PRId64 " is not supported with alpha", d->head);
         theta *= pow(conf_real(c, "alpha", NAN, 1.0, 1e9), (double)d->head / (double)(d->head - 2));
-    } else if (strcmp(kind, "default") != 0 && !llama3) {
+    } else if (strcmp(kind, "default") != 0 && !llama3 && !linear) {
         return making_refuse(h->m, c->file,
-                             "rope type '%.40s'%s: only 'default', Hunyuan's 'dynamic' with alpha and "
-                             "Llama's 'llama3' are supported",
+                             "rope type '%.40s'%s: only 'default', Hunyuan's 'dynamic' with alpha, Llama's 'llama3' "
+                             "and Gemma's 'linear' are supported",
                              kind, alpha ? " with alpha" : "");
     } else if (alpha && !conf_is_listed(alpha, "[1.0]")) {
         return conf_refuse(c, "alpha", alpha, "");
     }
-    const cJSON *outside = conf_raw(&h->config, "rope_theta");
+    const cJSON *outside = conf_raw(outer, "rope_theta");
     if (given == c && outside && !cJSON_Compare(outside, conf_raw(c, "rope_theta"), 1))
-        conf_refuse(&h->config, "rope_theta", outside, ": rope_parameters has another");
+        conf_refuse(outer, "rope_theta", outside, ": rope_parameters has another");
     conf_only(c, "partial_rotary_factor", "[1.0]");
-    if (h->m->status || !decoder_rotate(h->m, d, theta)) return 0;
+    const double factor = linear ? conf_real(c, "factor", NAN, 1.0, 1e6) : 1;
+    if (h->m->status || !(d->frequencies = decoder_frequencies(h->m, d, theta))) return 0;
     if (llama3) slow_down(h, c);
+    for (int64_t i = 0; i < d->head / 2; i++) d->frequencies[i] /= factor;
     return conf_end(c, known_rope, NULL);
 }
 
-static int read_rope(hub *h) {
-    cJSON *all = merge_rope(h);
+static int read_rope(hub *h, conf *outer) {
+    cJSON *all = merge_rope(h, outer);
     conf c = { 0 };
     const int good =
-        h->m->status == MOE_OK && conf_begin(h->m, "config.json: rope_parameters", all, &c) && rotate(h, &c);
+        h->m->status == MOE_OK && conf_begin(h->m, "config.json: rope_parameters", all, &c) && rotate(h, outer, &c);
     conf_free(&c);
     cJSON_Delete(all);
     return good;
+}
+
+/* Read the positions of one kind of Gemma's layers. */
+static int read_rope_of(hub *h, const cJSON *parameters) {
+    cJSON *object = cJSON_CreateObject();
+    conf outer = { 0 };
+    if (parameters) cJSON_AddItemToObject(object, "rope_parameters", cJSON_Duplicate(parameters, 1));
+    const int good = conf_begin(h->m, "config.json", object, &outer) && read_rope(h, &outer);
+    conf_free(&outer);
+    cJSON_Delete(object);
+    return good;
+}
+
+static const char sliding[] = "sliding_attention", full[] = "full_attention";
+
+/* Read the positions of both kinds of Gemma's layers. */
+static int read_both_ropes(hub *h) {
+    conf *c = &h->config;
+    const cJSON *both = conf_raw(c, "rope_parameters"), *global = cJSON_GetObjectItemCaseSensitive(both, full);
+    const double theta = conf_real(c, "rope_local_base_freq", 1e4, 1.0, 1e12);
+    cJSON *made = cJSON_CreateObject();
+    const cJSON *local = global ? cJSON_GetObjectItemCaseSensitive(both, sliding) : made;
+    cJSON_AddNumberToObject(made, "rope_theta", theta);
+    if (global && (!local || cJSON_GetArraySize(both) != 2)) conf_refuse(c, "rope_parameters", both, "");
+    conf_raw(c, "rope_theta");
+    int good = h->m->status == MOE_OK && read_rope_of(h, local);
+    h->d.local_frequencies = h->d.frequencies;
+    good = good && (global ? read_rope_of(h, global) : read_rope(h, c));
+    cJSON_Delete(made);
+    return good;
+}
+
+/* Read Gemma's windows and positions. */
+static int read_windows(hub *h) {
+    decoder *d = &h->d;
+    conf *c = &h->config;
+    const int64_t pattern = first_of(c, "sliding_window_pattern", "_sliding_window_pattern", 6, 1, INT32_MAX);
+    const cJSON *kinds = conf_raw(c, "layer_types"), *x;
+    const int64_t window = conf_whole(c, "sliding_window", CONF_NONE, 1, 1 << 20);
+    const double scalar = conf_real(c, "query_pre_attn_scalar", NAN, 1.0, 1e6);
+    if (h->m->status) return 0;
+    decoder_set_windows(d, window, pattern);
+    if (kinds && (!cJSON_IsArray(kinds) || cJSON_GetArraySize(kinds) != d->layers))
+        return conf_refuse(c, "layer_types", kinds, "");
+    int64_t i = 0;
+    cJSON_ArrayForEach(x, kinds) {
+        const int slides = cJSON_IsString(x) && strcmp(x->valuestring, sliding) == 0;
+        if (!slides && !(cJSON_IsString(x) && strcmp(x->valuestring, full) == 0))
+            return conf_refuse(c, "layer_types", kinds, "");
+        d->windows[i++] = slides ? window : 0;
+    }
+    d->query_scale = sqrt((double)d->head / scalar);
+    d->norm_offset = 1;
+    return read_both_ropes(h);
 }
 
 static void read_sparse_hy(hub *h) {
@@ -312,6 +375,45 @@ static void read_mixture(hub *h) {
     }
 }
 
+/* Move the members of text_config to config.json's own, except those that name the model. */
+static int use_text_config(hub *h) {
+    cJSON *root = h->files[CONFIG], *inner = cJSON_DetachItemFromObjectCaseSensitive(root, "text_config"), *x;
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(inner, "model_type");
+    conf unique = { 0 };
+    int good =
+        cJSON_IsObject(inner) && (!type || (cJSON_IsString(type) && strcmp(type->valuestring, "gemma3_text") == 0));
+    if (!good) conf_refuse(&h->config, "text_config", inner, "");
+    good = good && conf_begin(h->m, "config.json: text_config", inner, &unique);
+    conf_free(&unique);
+    while (good && (x = cJSON_DetachItemFromArray(inner, 0))) {
+        if (text_is_listed("model_type architectures", x->string, strlen(x->string))) {
+            cJSON_Delete(x);
+            continue;
+        }
+        cJSON_DeleteItemFromObjectCaseSensitive(root, x->string);
+        cJSON_AddItemToArray(root, x);
+    }
+    cJSON_Delete(inner);
+    return good;
+}
+
+/* Read a model's text part, and add the values that published files omit. */
+static int read_text_part(hub *h) {
+    cJSON *root = h->files[CONFIG];
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(root, "model_type");
+    const char *name = cJSON_IsString(type) ? type->valuestring : "";
+    if (strcmp(name, "gemma3") == 0 && !use_text_config(h)) return 0;
+    for (size_t i = 0; i < ROWS(default_rows); i++) {
+        const char *key = default_rows[i].key;
+        const cJSON *x = cJSON_GetObjectItemCaseSensitive(root, key);
+        if (!text_is_listed(default_rows[i].families, name, strlen(name)) || (x && !cJSON_IsNull(x))) continue;
+        cJSON_DeleteItemFromObjectCaseSensitive(root, key);
+        cJSON_AddItemToObject(root, key, cJSON_Parse(default_rows[i].value));
+    }
+    conf_free(&h->config);
+    return conf_begin(h->m, "config.json", root, &h->config);
+}
+
 static int read_family(hub *h) {
     conf *c = &h->config;
     const char *type = conf_text(c, "model_type");
@@ -362,7 +464,7 @@ static int read_quantization(hub *h) {
 static int read_config(hub *h) {
     decoder *d = &h->d;
     conf *c = &h->config;
-    if (!read_family(h) || !read_quantization(h)) return 0;
+    if (!read_text_part(h) || !read_family(h) || !read_quantization(h)) return 0;
     d->file = c->file;
     d->width = conf_whole(c, "hidden_size", CONF_NONE, 1, 1 << 20);
     d->layers = conf_whole(c, "num_hidden_layers", CONF_NONE, 1, DECODER_MAX_LAYERS);
@@ -374,7 +476,8 @@ static int read_config(hub *h) {
     d->keys = conf_whole(c, "num_key_value_heads", d->heads, 1, d->heads);
     d->head = first_of(c, "head_dim", "attention_head_dim", d->width / d->heads, 2, 1 << 16);
     if (d->head < 2) return making_refuse(h->m, c->file, "head_dim is %" PRId64 ", which is not supported", d->head);
-    if (h->m->status || !decoder_check(h->m, d) || !read_rope(h)) return 0;
+    if (h->m->status || !decoder_check(h->m, d)) return 0;
+    if (!(d->family->gemma ? read_windows(h) : read_rope(h, c))) return 0;
     d->tied = conf_flag(c, "tie_word_embeddings", d->family->tied);
     d->context = conf_whole(c, "max_position_embeddings", CONF_NONE, 4, 1 << 24);
     if (d->family->windowed) d->window = conf_whole(c, "sliding_window", d->context, 4, 1 << 24);

@@ -885,10 +885,12 @@ def name_key(key, names, default=None, inherits=None):
 
 
 ANY_NORM = real_key("epsilon", 0, 1, 1e-5), name_key("norm.kind", "layer rms", "layer")
-NORM = name_key("norm", "none before after", "none"), *ANY_NORM
+NORM = name_key("norm", "none before after both", "none"), *ANY_NORM
 HEADS = (count_key("heads", 1), flag_key("raw", 0), count_key("kv_heads", 1, inherits="heads"),
-         count_key("head.size", 0, 0), flag_key("rotary", 0), name_key("head.norm", "none before after", "none"),
+         count_key("head.size", 0, 0), count_key("window", 0, 0), Key("rotary", "flag", 0, 2, default=0),
+         name_key("head.norm", "none before after", "none"),
          flag_key("residual", 1), *NORM)
+ACTIVATIONS = "relu gelu swish gelu_tanh"
 GATES, EMPTY = "softmax topk threshold sigmoid", "top1 zero"
 DENSE = "softmax", "sigmoid"  # gates that select all experts
 LAYERS = {
@@ -904,10 +906,10 @@ LAYERS = {
             real_key("scale", -1e6, 1e6, 1.0), count_key("shared", 0, 0), *NORM),
     "attention": HEADS,
     "cross": HEADS,
-    "ffn": (count_key("hidden", 1), name_key("activation", "relu gelu swish"), flag_key("gated", 0),
+    "ffn": (count_key("hidden", 1), name_key("activation", ACTIVATIONS), flag_key("gated", 0),
             flag_key("residual", 1), *NORM),
     "ssru": (flag_key("residual", 1), *NORM),
-    "average": (count_key("hidden", 1), Key("depth", "count", 1, 4), name_key("activation", "relu gelu swish"),
+    "average": (count_key("hidden", 1), Key("depth", "count", 1, 4), name_key("activation", ACTIVATIONS),
                 flag_key("gated", 1), flag_key("residual", 1), *NORM),
     "norm": ANY_NORM,
     "gnmt-attention": (name_key("kind", "additive product"), count_key("size", 1), count_key("layer", 0, 0),
@@ -1009,6 +1011,8 @@ def describe_layer(meta, side, index):
             raise FormatError(f"{e.prefix}kv_heads: {x.heads} heads are not a multiple of {x.kv_heads} kv_heads")
         if x.kind == "cross" and (x.rotary or x.head_norm != "none"):
             raise FormatError(f"{e.prefix}rotary, {e.prefix}head.norm: not supported in cross-attention")
+        if x.window and (x.kind == "cross" or side != "decoder"):
+            raise FormatError(f"{e.prefix}window: only supported in self-attention of decoders")
         if x.rotary and architecture != "decoder":
             raise FormatError(f"{e.prefix}rotary: only supported in architecture 'decoder'")
         x.head_size = x.head_size or meta["model.width"] // x.heads
@@ -1164,6 +1168,9 @@ def describe_language_model(meta):
 MAX_ENDS = 8
 
 
+ROTARIES = "rotary.weight", "rotary.local.weight"  # tables of rotary positions, for values 1 and 2 of "rotary"
+
+
 def describe_decoder(meta):
     """Read architecture "decoder", a decoder-only translation model: the source is a prefix of the target."""
     e = Entries(meta)
@@ -1175,9 +1182,10 @@ def describe_decoder(meta):
     m.ends = [m.eos, *e.tokens("token.ends", m.vocabulary)]
     if len(m.ends) > MAX_ENDS:
         raise FormatError(f"token.ends: {len(m.ends) - 1} tokens; the limit is {MAX_ENDS - 1}")
-    m.rotary = {x.head_size for x in m.decoder if x.kind == "attention" and x.rotary}
-    if len(m.rotary) > 1 or any(size % 2 for size in m.rotary):
-        raise FormatError(f"head.size: {sorted(m.rotary)}, expected a single even number with rotary positions")
+    m.rotary = {(ROTARIES[x.rotary - 1], x.head_size) for x in m.decoder if x.kind == "attention" and x.rotary}
+    sizes = {size for _, size in m.rotary}
+    if len(sizes) > 1 or any(size % 2 for size in sizes):
+        raise FormatError(f"head.size: {sorted(sizes)}, expected a single even number with rotary positions")
     m.places = e.within("rotary.positions", 2, 1 << 24) if m.rotary else 0
     if m.rotary and m.limit_source + m.limit_target > m.places:
         raise FormatError(f"limit.source and limit.target add up to more than {m.places} positions")
@@ -1282,10 +1290,12 @@ def shapes(m, present=()):
         if x.kind == "lstm":
             return add_lstm(name, x, width + (m.width if x.context != "none" else 0))
         if x.norm != "none":
-            columns = x.hidden if x.norm == "after" and x.kind == "moe" and x.expert == "linear" else width
-            add(name + ".norm.weight", columns)
-            if x.norm_kind == "layer":
-                add(name + ".norm.bias", columns)
+            last = x.hidden if x.kind == "moe" and x.expert == "linear" else width
+            norms = [("norm", last if x.norm == "after" else width)] + [("post_norm", last)] * (x.norm == "both")
+            for norm, n in norms:
+                add(f"{name}.{norm}.weight", n)
+                if x.norm_kind == "layer":
+                    add(f"{name}.{norm}.bias", n)
         for part in ("q_norm", "k_norm") if getattr(x, "head_norm", "none") != "none" else ():
             add(f"{name}.{part}.weight", x.head_size)
         always = x.kind not in ("ssru", "average") and not getattr(x, "gated", 0) and m.architecture != "decoder"
@@ -1332,8 +1342,8 @@ def shapes(m, present=()):
         add("target.embedding.weight" if separate else "embedding.weight", m.vocabulary, m.width)
         if "positions.weight" in present:
             add("positions.weight", max(m.limit_source, m.limit_target), m.width, f32=True)
-        for size in getattr(m, "rotary", ()):
-            add("rotary.weight", m.places, size, f32=True)
+        for name, size in sorted(getattr(m, "rotary", ()), reverse=True):
+            add(name, m.places, size, f32=True)
         if m.architecture not in ("moe-lm", "decoder"):
             add_side("encoder", m.encoder)
         add_side("decoder", m.decoder)

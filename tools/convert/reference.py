@@ -246,21 +246,22 @@ def mixture(x, g, experts, columns, scale=1.0):
     return y
 
 
-def layer_norm(x, layer, w):
+def layer_norm(x, layer, w, name="norm"):
     """Normalise rows: Ba et al. 2016 (arXiv 1607.06450), or for "rms" Zhang and Sennrich 2019 (arXiv 1910.07467)."""
     if layer.norm_kind == "rms":
-        return x / (x.square().mean(1, keepdim=True) + layer.epsilon).sqrt() * w["norm.weight"]
-    return torch.nn.functional.layer_norm(x, x.shape[1:], w["norm.weight"], w["norm.bias"], layer.epsilon)
+        return x / (x.square().mean(1, keepdim=True) + layer.epsilon).sqrt() * w[name + ".weight"]
+    return torch.nn.functional.layer_norm(x, x.shape[1:], w[name + ".weight"], w[name + ".bias"], layer.epsilon)
 
 
 def moe_layer(x, layer, w, normal=None, batchwise=False):
     """Apply a MoE layer: gate, experts, and optionally a sigmoid of their sum, residual and norm. Return (y, result of
     moe_gate)."""
-    inputs = layer_norm(x, layer, w) if layer.norm == "before" else x
+    inputs = layer_norm(x, layer, w) if layer.norm in ("before", "both") else x
     gates = moe_gate(inputs, layer, w, normal, batchwise)
     y = mixture(inputs, gates["gate"], *expert_functions(layer, w), layer.scale)
     if layer.output == "sigmoid":
         y = torch.sigmoid(y)
+    y = layer_norm(y, layer, w, "post_norm") if layer.norm == "both" else y
     y = x + y if layer.residual else y
     return (layer_norm(y, layer, w) if layer.norm == "after" else y), gates
 
@@ -274,9 +275,10 @@ def any_layer(x, layer, w):
     y = x
     if layer.kind == "average":
         y = torch.stack([x[:n + 1].mean(0) for n in range(len(x))])
-    if layer.norm == "before":
+    if layer.norm in ("before", "both"):
         y = layer_norm(y, layer, w)
-    active = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "swish": torch.nn.functional.silu}
+    active = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "swish": torch.nn.functional.silu,
+              "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh")}
     if layer.kind == "ffn":
         units = product(y, "up")
         gate = product(y, "gate") if layer.gated else units
@@ -296,6 +298,7 @@ def any_layer(x, layer, w):
             c = gate * c + (1 - gate) * now
             rows.append(torch.relu(c))
         y = torch.stack(rows)
+    y = layer_norm(y, layer, w, "post_norm") if layer.norm == "both" else y
     y = x + y if layer.residual else y
     return layer_norm(y, layer, w) if layer.norm == "after" else y
 

@@ -232,9 +232,12 @@ static void describe_layer(const moe_model *m, size_t at, text_bytes *out) {
                     number(m, at, "heads"), number(m, at, "raw") ? ", keys and values without norm" : "");
     if (number(m, at, "kv_heads") != number(m, at, "heads"))
         text_printf(out, " (%lld for keys)", number(m, at, "kv_heads"));
+    if (number(m, at, "window")) text_printf(out, ", window of %lld tokens", number(m, at, "window"));
     if (number(m, at, "rotary")) text_append_string(out, ", rotary positions");
-    if (strcmp(norm, "before") == 0 || strcmp(norm, "after") == 0)
-        text_printf(out, ", %snorm %s", strcmp(word(m, at, "norm.kind"), "rms") == 0 ? "RMS " : "", norm);
+    const int both = strcmp(norm, "both") == 0;
+    if (both || strcmp(norm, "before") == 0 || strcmp(norm, "after") == 0)
+        text_printf(out, ", %snorm %s", strcmp(word(m, at, "norm.kind"), "rms") == 0 ? "RMS " : "",
+                    both ? "before and after" : norm);
     if (number(m, at, "residual")) text_append_string(out, ", residual");
 }
 

@@ -650,11 +650,20 @@ static int cut(encoder *e, size_t level, const char *text, size_t length, size_t
 /* Return the longest added token at the beginning of a text, of all or of those that texts can contain, or NULL. */
 static const added_token *added_at(const bpe *t, const char *text, size_t length, unsigned normalised, int all) {
     const unsigned char byte = (unsigned char)text[0];
-    for (uint32_t i = t->added_from[byte + 1]; i-- > t->added_from[byte];) { /* longer tokens are sorted last */
-        const added_token *a = &t->added[i];
-        if (a->length <= length && (a->flags & NORMALISED) == normalised && (all || a->flags & IN_TEXT) &&
-            memcmp(text, a->text, a->length) == 0)
-            return a;
+    const uint32_t from = t->added_from[byte];
+    added_token key = { .text = text, .length = (uint32_t)(length < BPE_MAX_PIECE ? length : BPE_MAX_PIECE) };
+    while (key.length) { /* find the last token that is not greater than the key: all prefixes of the key precede it */
+        uint32_t low = from, high = t->added_from[byte + 1], same = 0;
+        while (low < high) {
+            const uint32_t middle = low + (high - low) / 2;
+            if (by_text(&t->added[middle], &key) <= 0) low = middle + 1;
+            else high = middle;
+        }
+        if (low == from) return NULL;
+        const added_token *a = &t->added[low - 1];
+        while (same < a->length && same < key.length && a->text[same] == text[same]) same++;
+        if (same == a->length && (a->flags & NORMALISED) == normalised && (all || a->flags & IN_TEXT)) return a;
+        key.length = same == a->length ? same - 1 : same; /* any other prefix has at most this length */
     }
     return NULL;
 }

@@ -29,7 +29,7 @@
 enum {
     BPE_MAX_MODEL = 64 << 20,  /* maximum bytes that bpe_new accepts */
     BPE_MAX_TOKENS = 1 << 20,  /* maximum number of ids, and of merges */
-    BPE_MAX_ADDED = 4096,      /* maximum number of added tokens */
+    BPE_MAX_ADDED = 16384,     /* maximum number of added tokens */
     BPE_MAX_PIECE = 1024,      /* maximum bytes of a token as spelled in the file */
     BPE_MAX_EXPRESSIONS = 16,  /* expressions */
     BPE_MAX_EXPRESSION = 4096, /* maximum bytes per expression */
