@@ -68,7 +68,7 @@ def converted(o, name, kind):
     path = os.path.join(o.folder, "%s-%s.bin" % (name, kind))
     if not os.path.exists(path):
         subprocess.run([sys.executable, os.path.join(ROOT, "tools", "convert", "convert.py"), "--from", "hf",
-                        checkpoint_of(o, name), "-o", path, "--type", kind],
+                        checkpoint_of(o, name), "-o", path, "--type", kind, "--ids-only"],
                        check=True, stdout=sys.stderr)  # standard output is for results
     return path
 
