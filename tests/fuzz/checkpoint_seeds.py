@@ -45,7 +45,25 @@ def small_pieces():
     return out + b"\x12\x02\x18\x02" + b"\x1a\x02\x20\x00"
 
 
+def write_fp8(made):
+    """Write folders with weights in FP8, with a scale per row and per block."""
+    for name, ends, settings in (("row", "_scale", {"quant_method": "compressed-tensors", "format": "float-quantized"}),
+                                 ("block", "_scale_inv", {"quant_method": "fp8", "weight_block_size": [4, 3]})):
+        with tempfile.TemporaryDirectory() as at:
+            config, arrays = small(at, "qwen3_moe")
+            for key, x in list(arrays.items()):
+                if key.endswith("_proj.weight"):
+                    rows, cols = x.shape
+                    shape = (rows, 1) if name == "row" else (-(-rows // 4), -(-cols // 3))
+                    arrays[key] = "F8_E4M3", x.shape, bytes(i % 126 for i in range(x.size))
+                    arrays[key + ends] = "F32", shape, struct.pack("<f", 0.01) * (shape[0] * shape[1])
+            make.write_config(at, {**config, "quantization_config": settings}, make.GENERATION)
+            make.write_safetensors(at + "/model.safetensors", arrays)
+            write(made, "fp8-" + name, at)
+
+
 def write_seeds(made):
+    write_fp8(made)
     with tempfile.TemporaryDirectory() as at:
         small(at, "llama", vocab_size=300)
         with open(at + "/tokenizer.model", "wb") as file:
