@@ -268,7 +268,7 @@ build/fuzz/kernels build/fuzz/kernels-emulated: build/fuzz/%: $(BUILD)/fuzz_%.o 
 	@mkdir -p build/fuzz
 	$(subst clang,clang++,$(FUZZ_CC)) -fsanitize=fuzzer -pthread $(filter %.o,$^) -lm -o build/fuzz/fuzz_$*
 
-$(FUZZ_PYTHON:%=build/fuzz/%): all
+$(FUZZ_PYTHON:%=build/fuzz/%): all ; # not linked from the objects with these names
 
 $(BUILD)/fuzz_kernels.o $(BUILD)/fuzz_kernels-emulated.o: SPEED = -O3
 
