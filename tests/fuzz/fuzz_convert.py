@@ -129,7 +129,9 @@ def undamaged_decoder(folder):
         at = f"{folder}/{family}"
         os.makedirs(at)
         make_decoder.make(at, family, vocab_size=700, shards=1 + number % 2)
-        about = {"bos_token": "<s>", **({"chat_template": TEMPLATE} if number % 2 else {})}
+        bos = "<|bos|>" if family == "hy_v3" else "<s>"
+        template = TEMPLATE.replace("<s>", bos)
+        about = {"bos_token": bos, **({"chat_template": template} if number % 2 else {})}
         if family == "hy_v3":
             make_decoder.write_ranks(at)
         else:
@@ -143,7 +145,7 @@ def undamaged_decoder(folder):
             json.dump(about, file)
         if not number % 2:
             with open(at + "/chat_template.jinja", "w", encoding="utf-8") as file:
-                file.write(TEMPLATE)
+                file.write(template)
         cases[family] = ["--from", "hf", "{}"]
     return cases
 
@@ -405,7 +407,7 @@ def campaign(target, seconds, seed):
         cases = undamaged(target, folder + "/undamaged")
         for name, arguments in cases.items():
             wrong, log = judge(shutil.copytree(f"{folder}/undamaged/{name}", f"{folder}/copy-{name}"), arguments)
-            if wrong or log:
+            if wrong or "convert.py: " in log:  # other lines are notes
                 print(f"{name}: the undamaged checkpoint fails: {wrong}\n{log}")
                 return 1
         while time.monotonic() - begin < seconds:
