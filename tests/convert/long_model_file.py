@@ -17,12 +17,15 @@ import random
 import sys
 import tempfile
 
-import sentencepiece
-import transformers
-
 import byte_bpe
 from long_byte_bpe import characters, noise
 from test_byte_bpe import ROOT, agree
+
+try:
+    import sentencepiece
+    import transformers
+except ImportError:
+    transformers = None
 
 SYMBOLS = ["<|im_start|>", "<|im_end|>"]
 CASES = {}, {"legacy": False}, {"add_prefix_space": False}, {"legacy": False, "add_prefix_space": False}
@@ -66,6 +69,8 @@ def main():
     parser.add_argument("--lines", type=int, default=2000)
     parser.add_argument("--size", type=int, default=8000)
     args = parser.parse_args()
+    if not transformers:
+        parser.error("needs sentencepiece, protobuf and transformers")
     lines, model = corpus(args.lines), io.BytesIO()
     lines = [x for line in lines for x in line.split("\t")]
     random.Random(3).shuffle(lines)

@@ -211,6 +211,7 @@ REPOSITORIES = [  # names as published; some licences are made up
     ("facebook/m2m100_418M", "mit", "m2m_100", NLLB, BPE | torch(19_000) | SAFE),
     ("tencent/Hy-MT2-1.8B", "other", "hunyuan_v1_dense", CAUSAL, SAFE),
     ("tencent/Hy-MT2-7B", "other", "hunyuan_v1_dense", CAUSAL, SAFE),
+    ("AIDC-AI/Marco-Nano-Instruct", "apache-2.0", "qwen3_moe", CAUSAL, SAFE),
     ("tencent/Hy-MT2-1.8B-GGUF", "other", None, "", {f"Hy-MT2-1.8B-{kind}.gguf": 9_000 for kind in ("Q4_K_M", "Q8_0")})]
 
 

@@ -103,6 +103,8 @@ TEST(words_name_models) {
         { "firefox/en-pt", "firefox/en-pt", "main", "", 1 },
         { "nllb", "facebook/nllb-200-distilled-600M", "main", "", 1 },
         { "Hy-MT2-7B", "tencent/Hy-MT2-7B", "main", "", 1 },
+        { "marco-nano", "AIDC-AI/Marco-Nano-Instruct", "main", "", 1 },
+        { "Marco-Mini-Instruct", "AIDC-AI/Marco-Mini-Instruct", "main", "", 1 },
         { "m2m100_418M", "facebook/m2m100_418M", "main", "", 1 },
         { "facebook/NLLB-moe-54b", "facebook/nllb-moe-54b", "main", "", 1 },
         { "opus-mt-de-fr", "Helsinki-NLP/opus-mt-de-fr", "main", "", 1 },

@@ -56,7 +56,7 @@ static const option_program program = {
              "\n"
              "MODEL:\n"
              "  en-pt            a pair of languages: Firefox's model, or else OPUS-MT's\n"
-             "  nllb, m2m-100, hy-mt2 and others: --search '' lists them\n"
+             "  nllb, hy-mt2, marco-mini and others: --search '' lists them\n"
              "  OWNER/NAME       a repository of Hugging Face, at OWNER/NAME@REVISION,\n"
              "  OWNER/NAME/FILE  or one file of it, such as a GGUF",
     OPTION_LISTS(OPTION_OWN),

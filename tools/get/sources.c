@@ -42,6 +42,8 @@ static const struct known {
     { "hy-mt2 hy-mt2-1.8b", "tencent/Hy-MT2-1.8B", "", "", "38 languages, prompted" },
     { "hy-mt2-7b", "tencent/Hy-MT2-7B", "", "", "38 languages, prompted" },
     { "hy-mt2-30b hy-mt2-30b-a3b", "tencent/Hy-MT2-30B-A3B", "", " --resume", "38 languages, prompted, a mixture" },
+    { "marco-nano marco-nano-instruct", "AIDC-AI/Marco-Nano-Instruct", "", "", "29 languages, prompted, a mixture" },
+    { "marco-mini marco-mini-instruct", "AIDC-AI/Marco-Mini-Instruct", "", "", "29 languages, prompted, a mixture" },
 };
 enum { N_KNOWN = sizeof known / sizeof *known };
 
