@@ -3,9 +3,9 @@
 transformers' fast tokeniser for Llama, and with the sentencepiece package: the
 same ids and texts for lines of ../shared/corpus and noise of all scripts.
 
-Usage: PYTHON=python3 tests/python tests/convert/long_model_file.py [--lines N] [--size N]
+Usage: tests/python tests/convert/long_model_file.py [--lines N] [--size N]
 
-PYTHON needs numpy, sentencepiece, protobuf and transformers 4.
+Needs sentencepiece, protobuf and transformers 4 (PYTHON names an interpreter).
 """
 import argparse
 import glob

@@ -333,7 +333,7 @@ def gguf_of(*entries):
 @test
 def a_gguf_without_a_reader_is_noticed_before_the_download():
     architecture, model, pre = "general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre"
-    for entries, why in (([(architecture, b"gemma3")], "its architecture gemma3 has no reader in C"),
+    for entries, why in (([(architecture, b"command-r")], "its architecture command-r has no reader in C"),
                          ([(architecture, b"a\33[1m" + b"x" * 99)], "its architecture a?[1m" + "x" * 35 + " has"),
                          ([(architecture, b"llama"), (model, b"bert")], "its tokeniser bert has no reader in C"),
                          ([(architecture, b"llama"), (model, b"llama"), (pre, b"default")], None),
