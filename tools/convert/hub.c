@@ -700,7 +700,7 @@ static int64_t read_template(hub *h, const cJSON *x) {
                     *ids = cJSON_GetObjectItemCaseSensitive(about, "ids"), *value = cJSON_GetArrayItem(ids, 0);
         if (cJSON_IsArray(ids) && cJSON_GetArraySize(ids) == 0) return -1;
         if (cJSON_IsArray(ids) && cJSON_GetArraySize(ids) == 1 && cJSON_IsNumber(value) && value->valuedouble >= 0 &&
-            value->valuedouble <= MAX_ID && floor(value->valuedouble) >= value->valuedouble)
+            value->valuedouble <= (double)MAX_ID && floor(value->valuedouble) >= value->valuedouble)
             return (int64_t)value->valuedouble;
     }
     refuse_part(h, "TemplateProcessing", single, "at most one token before the text");
@@ -724,7 +724,7 @@ static int put_added(hub *h, const char *file, double id, const cJSON *x) {
     const cJSON *content = cJSON_GetObjectItemCaseSensitive(x, "content");
     char text[96];
     conf c;
-    if (!cJSON_IsObject(x) || !cJSON_IsString(content) || !(id >= 0 && id <= MAX_ID && floor(id) >= id))
+    if (!cJSON_IsObject(x) || !cJSON_IsString(content) || !(id >= 0 && id <= (double)MAX_ID && floor(id) >= id))
         return making_refuse(h->m, file, "invalid added token %s", conf_short(x, text, sizeof text));
     snprintf(text, sizeof text, "added token %.60s", content->valuestring);
     const int good = conf_begin(h->m, file, x, &c) && check_settings(&c, added, text);
@@ -789,7 +789,7 @@ static int read_vocabulary(hub *h, const cJSON *vocabulary) {
     if (!cJSON_IsObject(vocabulary)) return refuse_part(h, "vocab", vocabulary, "tokens with their ids");
     cJSON_ArrayForEach(x, vocabulary) {
         const double id = cJSON_IsNumber(x) ? x->valuedouble : -1;
-        if (!(id >= 0 && id < PACK_MAX_TOKENS && floor(id) >= id))
+        if (!(id >= 0 && id < (double)PACK_MAX_TOKENS && floor(id) >= id))
             return making_refuse(h->m, tokeniser_file, "the vocabulary must map tokens to ids below %d",
                                  PACK_MAX_TOKENS);
         if ((size_t)id >= parts->n_tokens) parts->n_tokens = (size_t)id + 1;

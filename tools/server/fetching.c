@@ -194,7 +194,7 @@ static enum MHD_Result answer_available(server *s, request *req) {
     if (!s->setup->options.allow_get) return refuse_network(s, req);
     pthread_mutex_lock(&s->lock);
     fetching *f = fetching_of(s);
-    const int fresh = f && f->available.length && program_seconds() - f->listed < FRESH,
+    const int fresh = f && f->available.length && program_seconds() - f->listed < (double)FRESH,
               failed = f && f->lists && f->state == JOB_FAILED;
     if (fresh) {
         json_open(&j, NULL, '{');
