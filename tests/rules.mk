@@ -352,8 +352,8 @@ test-dist: all dist build/cross/en-pt.bin | $(BUILD)/.deps-targets $(BUILD)/.dep
 	    $(foreach target,$(filter-out windows%,$(DIST_TARGETS)),"tests/python tests/dist/programs.py $(target)") \
 	    "tests/python tests/dist/wheels.py" "tests/python tests/dist/deb.py"
 
-test-targets: $(BUILD)/translate_ids $(BIN)/moe-translate $(BIN)/moe-quantize build/cross/en-pt.bin | $(BUILD)/.deps-targets \
-    $(BUILD)/.deps-dist $(BUILD)/.deps-test
+test-targets: $(BUILD)/translate_ids $(BIN)/moe-translate $(BIN)/moe-quantize build/cross/en-pt.bin | \
+    $(BUILD)/.deps-targets $(BUILD)/.deps-dist $(BUILD)/.deps-test
 	@$(call run_targets,riscv64 armhf aarch64-musl windows windows-avx2 wasi wasi-simd128 kernels-wasi fuzz-text-i386 \
 	    fuzz-text-wasm) \
 	    "tests/python tests/cross/windows.py"

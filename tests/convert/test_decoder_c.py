@@ -139,7 +139,7 @@ def fp8_value(code, exponent_bits):
     bits = 7 - exponent_bits
     exponent, mantissa = code >> bits & (1 << exponent_bits) - 1, code & (1 << bits) - 1
     bias = (1 << exponent_bits - 1) - 1
-    size = (1 + mantissa / 2 ** bits) * 2.0 ** (exponent - bias) if exponent else mantissa / 2 ** bits * 2.0 ** (1 - bias)
+    size = (bool(exponent) + mantissa / 2 ** bits) * 2.0 ** (max(exponent, 1) - bias)
     return -size if code & 128 else size
 
 

@@ -195,7 +195,8 @@ def fuzz_text(platform, emulator, targets, *options):
     objects = f"build/dist/{platform}/objects"
     programs = [f"{objects}/replay-{target}" for target in targets]
     output(["sh", "-c", f"variables=$(tools/dist/libraries --variables {platform}) && eval env -u MAKEFLAGS "
-            f'-u MAKELEVEL make -j{os.cpu_count()} "$variables" BUILD={objects} BIN={objects} "$@"', "sh", *options, *programs])
+            f'-u MAKELEVEL make -j{os.cpu_count()} "$variables" BUILD={objects} BIN={objects} "$@"', "sh", *options,
+            *programs])
     for target, program in zip(targets, programs):
         folders = [folder for folder in [*inputs.write_seeds(target), f"{inputs.FUZZ}/corpus/{target}"]
                    if os.path.isdir(os.path.join(ROOT, folder)) and os.listdir(os.path.join(ROOT, folder))]
@@ -210,7 +211,8 @@ def fuzz_text_on_i386():
 
 def fuzz_text_on_wasm():
     """Run those whose code is in moe.wasm; `lines` needs pipes."""
-    fuzz_text("wasm", ["node", "--no-warnings", "--no-experimental-fetch"], ["text", "bpe", "marian", "checkpoint"], "REPLAY=wasm")
+    fuzz_text("wasm", ["node", "--no-warnings", "--no-experimental-fetch"], ["text", "bpe", "marian", "checkpoint"],
+              "REPLAY=wasm")
 
 
 def kernels_on_wasi():

@@ -204,7 +204,8 @@ def read_config(c):
     rows = [row for row in ROWS["ONLY"] if not row[0] or family in row[0].split()]
     for key, values in tables.choices(rows).items():
         c.only(key, *values)
-    m = types.SimpleNamespace(family=family, scale_block=fp8.scale_block(c), width=c.get("hidden_size", int, least=1, most=1 << 20),
+    m = types.SimpleNamespace(family=family, scale_block=fp8.scale_block(c),
+                              width=c.get("hidden_size", int, least=1, most=1 << 20),
                               layers=c.get("num_hidden_layers", int, least=1, most=256),
                               heads=c.get("num_attention_heads", int, least=1, most=1 << 16),
                               vocabulary=c.get("vocab_size", int, least=4, most=1 << 24),

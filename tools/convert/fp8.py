@@ -95,10 +95,9 @@ def connected(t, scales, block):
 def connect_scales(stored, block, say):
     """Return the tensors after connecting those in FP8 with their scales, NAME_scale or NAME_scale_inv."""
     out, scales = {}, set()
+    if any(name.endswith(UNUSED) for name in stored):
+        say("ignoring the scales of activations: they are not in FP8 here")
     for name, t in stored.items():
-        if name.endswith(UNUSED) and not scales & {"unused"}:
-            say("ignoring the scales of activations: they are not in FP8 here")
-            scales.add("unused")
         if t.kind in TABLES:
             found = [name + end for end in ("_scale", "_scale_inv") if name + end in stored][:1]
             if not found:

@@ -23,7 +23,7 @@ enum {
 typedef struct text_prompt_options {
     const char *style;   /* such as "formal"; NULL or "" for none */
     const char *wording; /* the user's own wording, with {source_text} and perhaps other marks of prompt.c, or
-                            "delimiters", "structured" or   "structured:JSON" for a wording of the model; NULL or "" for
+                            "delimiters", "structured" or "structured:JSON" for a wording of the model; NULL or "" for
                             the model's default */
     size_t context;      /* earlier lines to show, up to TEXT_PROMPT_CONTEXT */
     size_t extra;        /* maximum tokens of a prompt without text, context and terms; set by text_prompt_check */
