@@ -206,7 +206,8 @@ def damaged_fp8_is_rejected():
     first = "model.layers.0.self_attn.q_proj.weight"
     cases = [
         ("row", lambda t, c: t.pop(first + "_scale"), f"tensor {first} is in FP8 and has no scale"),
-        ("row", lambda t, c: t.update({first + "_scale": ("F32", (3, 1), bytes(12))}), "expected one scale, one per row"),
+        ("row", lambda t, c: t.update({first + "_scale": ("F32", (3, 1), bytes(12))}),
+         "expected one scale, one per row"),
         ("row", lambda t, c: t.update({first + "_scale": ("I8", t[first][1][:1], bytes(t[first][1][0]))}),
          "number format I8"),
         ("block", lambda t, c: c["quantization_config"].update(weight_block_size=[7, 0]), "weight_block_size [7,0]"),

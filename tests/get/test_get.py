@@ -174,7 +174,8 @@ def two_vocabularies_are_fetched():
 def repositories_are_pinned_and_fetched():
     with player() as p:
         for word, folder in (("hy-mt2-30b", "tencent/Hy-MT2-30B-A3B"), ("m2m-100", "facebook/m2m100_418M"),
-                             ("marco-nano", "AIDC-AI/Marco-Nano-Instruct"), ("opus-mt-en-fr", "Helsinki-NLP/opus-mt-en-fr")):
+                             ("marco-nano", "AIDC-AI/Marco-Nano-Instruct"),
+                             ("opus-mt-en-fr", "Helsinki-NLP/opus-mt-en-fr")):
             done = p.get(word)
             assert done.out.strip() == f"{p.data}/{folder}", done.out
             record = check_complete(done.out.strip())

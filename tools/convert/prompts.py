@@ -131,8 +131,8 @@ def cut(template, values, where, say=lambda message: None):
 
 def known_row(template, about, families=(), row=None):
     """Return the row of `templates` in prompts.json for the converter in C: the template's SHA-256 and its pieces, with
-    names of special tokens in braces. Templates that use the settings of a family need a row per family; those of models
-    whose row in `rows` has settings, a row per such row."""
+    names of special tokens in braces. Templates that use the settings of a family need a row per family; those of
+    models whose row in `rows` has settings, a row per such row."""
     settings = row["settings"] if row else settings_of(families[0] if families else "")
     pieces = cut(template, {**{name: "{" + name + "}" for name in TOKENS}, **settings}, about)
     return {"about": about, "sha256": hashlib.sha256(template.encode()).hexdigest(), "families": list(families),
@@ -239,14 +239,14 @@ def tokens_of(folder, about, family):
 
 
 def check_tokens(added, tokens, meta, where):
-    """Reject special tokens in prompts that the tokeniser would split, because its files do not add them. added: the name
-    of its file, and the contents of added tokens."""
+    """Reject special tokens in prompts that the tokeniser would split, because its files do not add them. added: the
+    name of its file, and the contents of added tokens."""
     texts = "\n".join(value for key, value in meta.items() if key.endswith(("prefix", "suffix")))
     written = {key: text for key, text in tokens.items() if isinstance(text, str) and text in texts}
     for key, text in written.items():
         if added and not any(text in token for token in added[1]):
-            raise FormatError(f"{where}: the chat template writes {key} {short(text)}, which {added[0]} does not add as a "
-                              f"token{WITHOUT}")
+            raise FormatError(f"{where}: the chat template writes {key} {short(text)}, which {added[0]} does not add as "
+                              f"a token{WITHOUT}")
 
 
 def no_prompt(say, wanted, missing):
