@@ -12,6 +12,7 @@ other targets of tests/fuzz, with the libraries of tools/dist; `kernels-wasi` ru
 --model converts en-pt, a published model from PyPI. --write records the results of this machine, and the
 ids of tests/golden/sentences.tsv.
 """
+import contextlib
 import functools
 import glob
 import hashlib
@@ -25,6 +26,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path[:0] = [os.path.join(ROOT, folder) for folder in ("tests", "tests/convert", "tests/fuzz", "tools/python")]
 import converting  # noqa: E402
 import inputs  # noqa: E402
+import wine  # noqa: E402
 from suite import Suite  # noqa: E402
 
 ZIG = [sys.executable, "-m", "ziglang", "cc", "-target"]
@@ -50,11 +52,9 @@ BUILD, BIN = os.environ.get("BUILD", "build"), os.environ.get("BIN", ".")
 test = Suite()
 
 
-def output(command, text=None):
+def output(command, text=None, **more):
     """Run a command; return the lines of its output without the line that names the kernels."""
-    environment = {**os.environ, "WINEDEBUG": "-all", "PATH": os.environ["PATH"] + ":/usr/lib/wine"}
-    run = subprocess.run(command, input=text, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=1200,
-                         env=environment)
+    run = subprocess.run(command, input=text, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=1200, **more)
     assert run.returncode == 0, (command, run.returncode, run.stdout[-500:], run.stderr[-500:])
     return [line.rstrip() for line in run.stdout.splitlines() if not line.startswith("kernels: ")]
 
@@ -79,8 +79,8 @@ def cases():
             "README ids": [f"{SHIPPED}@{SENTENCES}"], "en-pt ids": [f"{EN_PT}@{SENTENCES}"]}
 
 
-def ids(command, case):
-    return output([*command, "auto", "7", "1", *cases()[case]])
+def ids(command, case, **more):
+    return output([*command, "auto", "7", "1", *cases()[case]], **more)
 
 
 def texts(command, model):
@@ -173,13 +173,14 @@ def build(name, folder, *programs, engine=None):
 
 
 def same_on(name):
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as kept:
+        more = {"env": kept.enter_context(wine.started(folder + "/wine"))} if name.startswith("windows") else {}
         example, translate = build(name, folder, "tools/text/examples/ids.c", "tests/cross/translate_ids.c")
         with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
             wanted = [line.strip() for line in file if line.startswith("1747 392 ")]
-        assert output([*example, SHIPPED, "de"]) == wanted != []
+        assert output([*example, SHIPPED, "de"], **more) == wanted != []
         for case in cases():
-            check(case, ids(translate, case))
+            check(case, ids(translate, case, **more))
 
 
 def fuzz_seeds_on_i386():

@@ -24,6 +24,7 @@ import urllib.parse
 import urllib.request
 
 import targets
+import wine
 from suite import Suite
 
 sys.path.insert(0, os.path.join(targets.ROOT, "tests/get"))
@@ -40,9 +41,7 @@ test = Suite()
 
 
 def environment(**more):
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MOE_", "XDG_"))}
-    return {**kept, "WINEPREFIX": os.path.join(BUILD, "prefix"), "WINEDEBUG": "-all",
-            "WINEDLLOVERRIDES": "mscoree,mshtml=", "PATH": os.environ["PATH"] + ":/usr/lib/wine", **more}
+    return wine.environment(os.path.join(BUILD, "prefix"), **more)
 
 
 def start(program, *words, **more):

@@ -127,11 +127,10 @@ def a_c_program_calls_the_windows_library():
     run("x86_64-w64-mingw32-gcc-posix", "-static", "-std=c11", "-I.", "-Itools/text", "tools/text/examples/text.c",
         package + "/libmoetext.dll", "-o", program)
     shutil.copy(package + "/libmoetext.dll", WORK)
-    with tempfile.TemporaryDirectory() as prefix:
-        wine = {"WINEPREFIX": prefix, "WINEDEBUG": "-all", "MOE_MODEL": "Z:" + MODEL}
-        assert run("/usr/lib/wine/wine64", program, **wine).split("\n") == [
-            "Guten Morgen, mein Freund.", "Wo ist mein Buch?", ""]
-        said = run("/usr/lib/wine/wine64", package + "/moe-translate.exe", "-t", "de", text="It rains.\n", **wine)
+    with tempfile.TemporaryDirectory() as prefix, wine.started(prefix) as variables:
+        variables["MOE_MODEL"] = "Z:" + MODEL
+        assert run("wine64", program, **variables).split("\n") == ["Guten Morgen, mein Freund.", "Wo ist mein Buch?", ""]
+        said = run("wine64", package + "/moe-translate.exe", "-t", "de", text="It rains.\n", **variables)
         assert said == "Es regnet.\n", said
 
 

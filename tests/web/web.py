@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Test moe-web, the page and the module that translate in WebAssembly, in node and in headless Chromium.
 
-Usage: tests/python tests/web/web.py      (make test-web; requires make web and tests/cross' en-pt.bin)
+Usage: tests/python tests/web/web.py [NAME]    (make test-web; requires make web and tests/cross' en-pt.bin)
 """
 import base64
 import contextlib
@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -111,13 +112,13 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def page(path="index.html"):
-    handler = functools.partial(Quiet, directory=os.path.join(ROOT, WEB))
+def page(folder=WEB):
+    handler = functools.partial(Quiet, directory=os.path.join(ROOT, folder))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         with browsing() as browser:
-            shown = Page(browser, "http://127.0.0.1:%d/%s" % (server.server_address[1], path))
+            shown = Page(browser, "http://127.0.0.1:%d/index.html" % server.server_address[1])
             shown.wait("document.readyState === 'complete' && !!document.getElementById('file')")
             yield shown
     finally:
@@ -184,5 +185,56 @@ def page_stops_and_reports():
         assert translated(shown, "Good morning!") == native("Good morning!", "-m", SHIPPED, "-t", "de")[0]
 
 
+def press(shown, key, modifiers=0):
+    code = "Key" + key.upper() if len(key) == 1 else key
+    for kind in "keyDown", "keyUp":
+        shown.browser.call("Input.dispatchKeyEvent", shown.session, type=kind, key=key, code=code, modifiers=modifiers)
+
+
+@page_test
+def page_offers_the_model_in_its_folder_and_obeys_keys():
+    with tempfile.TemporaryDirectory() as folder:
+        for name in os.listdir(os.path.join(ROOT, WEB)):
+            os.symlink(os.path.join(ROOT, WEB, name), os.path.join(folder, name))
+        os.symlink(os.path.join(ROOT, SHIPPED), os.path.join(folder, "model.bin"))
+        with page(folder) as shown:
+            shown.wait("!document.getElementById('shipped').hidden")
+            shown.run("document.getElementById('shipped').click()")
+            shown.wait("!document.getElementById('languages').hidden", 90)
+            wanted = native("Where is my book?", "-m", SHIPPED, "-t", "fr")[0]
+            shown.run("document.getElementById('to').value = 'fr'")
+            assert translated(shown, "Where is my book?") == wanted
+            shown.run("document.getElementById('state').textContent = ''")
+            press(shown, "s", modifiers=1)  # Alt
+            shown.wait("document.getElementById('state').textContent.endsWith(' ms')", 60)
+            assert shown.run("['from', 'to', 'in'].map(id => document.getElementById(id).value)") == ["fr", "en", wanted]
+            back = shown.run("document.getElementById('out').textContent")
+            assert back == native(wanted, "-m", SHIPPED, "-t", "en")[0], back
+            shown.browser.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+            press(shown, "c", modifiers=1)
+            shown.wait("document.getElementById('state').textContent === 'Copied.'")
+            assert shown.run("navigator.clipboard.readText()") == back
+            type_text(shown, "I would like a cup of coffee.\n" * 3000)
+            shown.wait("!document.getElementById('cancel').hidden")
+            press(shown, "Escape")
+            shown.wait("document.getElementById('state').textContent === 'Stopped.'", 30)
+            for text, direction in ("Où est mon livre ?", "ltr"), ("أين كتابي؟", "rtl"), ("איפה הספר שלי?", "rtl"):
+                type_text(shown, text)
+                assert shown.run("document.getElementById('in').matches(':dir(%s)')" % direction), text
+
+
+@page_test
+def page_takes_dropped_files():
+    with page() as shown:
+        data = {"items": [], "files": [os.path.join(ROOT, SHIPPED)], "dragOperationsMask": 1}
+        for kind in "dragEnter", "dragOver":
+            shown.browser.call("Input.dispatchDragEvent", shown.session, type=kind, x=300, y=300, data=data)
+        shown.wait("document.body.classList.contains('over')")
+        shown.browser.call("Input.dispatchDragEvent", shown.session, type="drop", x=300, y=300, data=data)
+        shown.wait("!document.getElementById('languages').hidden", 90)
+        assert not shown.run("document.body.classList.contains('over')")
+        assert translated(shown, "Good morning!") == native("Good morning!", "-m", SHIPPED, "-t", "de")[0]
+
+
 if __name__ == "__main__":
-    sys.exit(test.run())
+    sys.exit(test.run(*sys.argv[1:2]))
