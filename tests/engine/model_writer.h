@@ -41,7 +41,7 @@ static inline float mw_uniform(uint64_t *state, float low, float high) {
     return low + (high - low) * ((float)(mw_next(state) >> 40) / 16777216.0f);
 }
 
-/* Return 1 under valgrind (`make valgrind` sets VALGRIND), which is so slow that tests run fewer rounds. */
+/* Return 1 if VALGRIND is set: valgrind and sanitizers are so slow that tests run fewer rounds. */
 static inline int mw_slow(void) {
     const char *slow = getenv("VALGRIND");
     return slow && *slow;
