@@ -10,6 +10,7 @@ import http.server
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -77,6 +78,40 @@ def wrong_uses_are_errors():
         assert words in got["error"] and not got["trap"], got
     assert cancelled["name"] == "AbortError", cancelled
     assert good == native("Good morning!", "-m", SHIPPED, "-t", "de")[0], good
+
+
+@test
+def misuse_of_the_module_is_explained():
+    run = subprocess.run(["node", "--no-incremental-marking", "tests/web/misuse.mjs", WEB + "/moe.mjs", SHIPPED],
+                         cwd=ROOT, capture_output=True, encoding="utf-8", timeout=600)
+    assert run.returncode == 0, (run.returncode, run.stderr[-1000:])
+    results = json.loads(run.stdout)
+    wanted = [native("Where is my book?", "-m", SHIPPED, "-t", to)[0] for to in ("de", "fr", "es")]
+    table = [  # name, part of the result
+        (r"file of \d+ bytes", "limited to 2 GB"), ("size .*", "TypeError: size"), ("no size", "opened"),
+        ("missing file", "status 404"), ("stream of .*", "TypeError: the stream of a model"),
+        ("stopped .*", "AbortError: "), ("buffer of .*", "does not start with MOEMODEL"),
+        ("option of open with ;", "unknown option 'beam=2;batch'"),
+        ("option of prototypes", "unknown option 'constructor'"),
+        ("text .*", "TypeError: the text is not a string"), (r"to (\[|\{).*", "TypeError: option to"),
+        ("to \"de.*", "NUL"), ("options (\"de\"|\\[).*", "TypeError: options"),
+        ('options .*"signal":5.*', "TypeError: signal"),
+        ("options .*", wanted[1]), ("throws instead.*", "false"), ("several at once", " | ".join(wanted)),
+        ("closed.*", "the translator is closed")]
+    for name, got in results.items():
+        part = next(part for pattern, part in table if re.fullmatch(pattern, name))
+        assert part in got, (name, got, part)
+    assert len(results) > 30, results
+
+
+@test.needs(shutil.which("tsc"), "TypeScript")
+def types_describe_the_module():
+    with tempfile.TemporaryDirectory() as folder:
+        for name in "moe.mjs", "moe.d.mts":
+            shutil.copy(os.path.join(ROOT, WEB, name), folder)
+        shutil.copy(os.path.join(ROOT, "tests/web/types.mts"), folder)
+        output(["tsc", "--noEmit", "--strict", "--target", "es2022", "--lib", "es2022,dom", "--module", "nodenext",
+                "--moduleResolution", "nodenext", folder + "/types.mts"])
 
 
 @test
@@ -221,6 +256,34 @@ def page_offers_the_model_in_its_folder_and_obeys_keys():
             for text, direction in ("Où est mon livre ?", "ltr"), ("أين كتابي؟", "rtl"), ("איפה הספר שלי?", "rtl"):
                 type_text(shown, text)
                 assert shown.run("document.getElementById('in').matches(':dir(%s)')" % direction), text
+
+
+@page_test
+def page_opens_another_model_meanwhile():
+    """While one is being opened, translates, or could not be opened; also where the browser stores nothing."""
+    with page() as shown:
+        shown.run("Object.defineProperty(window, 'localStorage', { get() { throw new Error('denied'); } }), 0")
+        ready = "!document.getElementById('languages').hidden"
+        choose_model(shown, EN_PT)
+        choose_model(shown, SHIPPED)
+        shown.wait(ready, 90)
+        assert "en-de-fr-es" in shown.run("document.getElementById('model').textContent"), state(shown)
+        shown.run("(list => { list.value = 'fr'; list.onchange(); })(document.getElementById('to'))")
+        type_text(shown, "I would like a cup of coffee.\n" * 3000)
+        shown.wait("!document.getElementById('cancel').hidden")
+        choose_model(shown, "README.md")
+        shown.wait("document.getElementById('state').className === 'bad'")
+        assert state(shown).startswith("Cannot open the model: README.md"), state(shown)
+        assert shown.run("['languages', 'cancel', 'progress'].every(id => document.getElementById(id).hidden)")
+        type_text(shown, "")
+        choose_model(shown, SHIPPED)
+        press(shown, "Escape")
+        shown.wait("document.getElementById('state').textContent.startsWith('Stopped. Choose')")
+        choose_model(shown, EN_PT)
+        choose_model(shown, SHIPPED)
+        shown.wait(ready, 90)
+        assert shown.run("document.getElementById('to').value") == "fr"
+        assert translated(shown, "Where is my book?") == native("Where is my book?", "-m", SHIPPED, "-t", "fr")[0]
 
 
 @page_test

@@ -8,7 +8,8 @@
 // Translations run in the thread that calls translate(). Pages should use it in a worker, as worker.mjs does.
 
 const ENOSYS = 52, PAUSE = 40; // milliseconds between two looks at events
-const WHOLE = ['context', 'paragraphs', 'form']; // with these options, lines depend on each other
+const WHOLE = ['context', 'form']; // with these options, lines depend on each other
+const LARGEST = 2 ** 31 - 2 ** 25; // bytes of a model: moe.wasm is limited to 2 GB
 const encoder = new TextEncoder(), decoder = new TextDecoder();
 let compiled = null;
 
@@ -62,33 +63,55 @@ function imports(module, memory) {
 
 // ---- Options ----
 
-const NAMES = { from: 'source', to: 'target' };
+const NAMES = new Map([['from', 'source'], ['to', 'target']]);
 const dashed = name => name.replace(/[A-Z]/g, letter => '-' + letter.toLowerCase()).replaceAll('_', '-');
 
+// Return the options that are given: undefined and null mean the default.
+function given(options) {
+  const all = Object.entries(options).filter(([, value]) => value !== undefined && value !== null);
+  for (const [name, value] of all) {
+    if (!/^[A-Za-z][\w-]*$/.test(name)) throw new Error(`unknown option '${name}'`);
+    if (!['string', 'number', 'bigint', 'boolean'].includes(typeof value))
+      throw new TypeError(`option ${name}: expected a string or number, not a value of type ${typeof value}`);
+    if (/[;\0]/.test(value)) throw new Error(`option ${name}: ';' and NUL are not supported in values`);
+  }
+  return Object.fromEntries(all);
+}
+
 function optionText(options) {
-  return Object.entries(options).filter(([, value]) => value !== undefined)
-    .map(([name, value]) => {
-      const text = typeof value === 'boolean' ? String(Number(value)) : String(value);
-      if (/[;\0]/.test(text)) throw new Error(`option ${name}: ';' is not supported in values`);
-      return `${NAMES[name] || dashed(name)}=${text}`;
-    }).sort().join(';');
+  return Object.entries(options).map(([name, value]) =>
+    `${NAMES.get(name) ?? dashed(name)}=${typeof value === 'boolean' ? Number(value) : value}`).sort().join(';');
+}
+
+function checkSignal(signal) {
+  if (signal !== undefined && signal !== null && typeof signal.addEventListener !== 'function')
+    throw new TypeError('signal is not an AbortSignal');
 }
 
 // ---- Model files ----
 
-async function* chunksOf(model) {
-  if (model instanceof ArrayBuffer || ArrayBuffer.isView(model)) {
+// The name of a type, also for objects of other windows and of Node.js's vm.
+const typeOf = value => Object.prototype.toString.call(value).slice(8, -1);
+
+async function* chunksOf(model, signal) {
+  if (typeOf(model) === 'ArrayBuffer' || ArrayBuffer.isView(model)) {
     yield ArrayBuffer.isView(model) ? new Uint8Array(model.buffer, model.byteOffset, model.byteLength)
       : new Uint8Array(model);
     return;
   }
+  if (model?.ok === false) throw new Error(`cannot load ${model.url || 'the model'}: status ${model.status}`);
   const stream = typeof model?.stream === 'function' ? model.stream() : model?.body || model;
   if (typeof stream?.getReader !== 'function')
     throw new TypeError('a model is an ArrayBuffer, a view of one, a Blob, a Response or a ReadableStream');
-  const reader = stream.getReader();
+  const reader = stream.getReader(), stop = () => reader.cancel(signal.reason).catch(() => {});
+  signal?.addEventListener('abort', stop); // the stream may never continue
   try {
-    for (let part; !(part = await reader.read()).done;) yield part.value;
+    for (let part; !(part = await reader.read()).done;) {
+      if (typeOf(part.value) !== 'Uint8Array') throw new TypeError('the stream of a model must consist of Uint8Array');
+      yield part.value;
+    }
   } finally {
+    signal?.removeEventListener('abort', stop);
     reader.cancel().catch(() => {});
   }
 }
@@ -105,6 +128,7 @@ export class Translator {
   #defaults = {};
   #last = Promise.resolve();
   #cancelled = 0;
+  #failure = 'the translator is closed';
 
   constructor(secret, module) {
     if (secret !== SECRET) throw new TypeError('use await Translator.open(model)');
@@ -118,11 +142,14 @@ export class Translator {
     this.name = '';
   }
 
-  static async open(model, { onProgress, size, signal, name = 'model', ...options } = {}) {
+  static async open(model, settings) {
+    const { onProgress, size, signal, name, ...options } = settings ?? {};
+    checkSignal(signal);
+    const defaults = given(options);
     const translator = new Translator(SECRET, await compile());
     try {
       await translator.#load(model, onProgress, size, signal);
-      translator.#open(name, options);
+      translator.#open(String(name ?? 'model'), defaults);
       return translator;
     } catch (error) {
       translator.close();
@@ -130,9 +157,13 @@ export class Translator {
     }
   }
 
-  translate(text, { signal, ...options } = {}) {
+  async translate(text, settings) {
+    if (typeof text !== 'string') throw new TypeError(`the text is not a string but ${typeOf(text)}`);
+    if (Array.isArray(settings) || typeof (settings ?? {}) !== 'object') throw new TypeError('options are an object');
+    const { signal, ...rest } = settings ?? {}, options = given(rest);
+    checkSignal(signal);
     const cancelled = this.#cancelled, stop = () => signal?.aborted || this.#cancelled !== cancelled;
-    const run = this.#last.then(() => this.#translate(String(text), options, stop, signal));
+    const run = this.#last.then(() => this.#translate(text, options, stop, signal));
     this.#last = run.catch(() => {});
     return run;
   }
@@ -152,7 +183,8 @@ export class Translator {
       return body();
     } catch (error) {
       this.#state = 0;
-      throw new Error(`moe.wasm has failed: open the model again (${error.message || error})`);
+      this.#failure = `moe.wasm has failed: open the model again (${error.message || error})`;
+      throw new Error(this.#failure);
     }
   }
 
@@ -185,21 +217,27 @@ export class Translator {
   }
 
   async #load(model, onProgress, size, signal) {
-    const total = model?.byteLength ?? (typeof model?.stream === 'function' ? model.size : size);
+    const total = model?.byteLength ?? (typeof model?.stream === 'function' ? model.size : size ?? undefined);
     let at = 0, got = 0, parts = [];
     const reserve = bytes => {
+      if (!Number.isSafeInteger(bytes) || bytes < 0) throw new TypeError('size is not a number of bytes');
+      if (bytes > LARGEST)
+        throw new Error(`the model has ${Math.ceil(bytes / 1e6)} MB; in WebAssembly models are limited to 2 GB`);
       at = this.#wasm.web_reserve(this.#state, bytes) >>> 0;
       if (!at) throw new Error(`out of memory: the model has ${Math.ceil(bytes / 1e6)} MB`);
     };
+    if (signal?.aborted) throw aborted(signal);
     if (total !== undefined) reserve(total);
-    for await (const part of chunksOf(model)) {
+    for await (const part of chunksOf(model, signal)) {
       if (signal?.aborted) throw aborted(signal);
       if (at && got + part.length > total) throw new Error('the model is longer than announced');
       if (at) new Uint8Array(this.#wasm.memory.buffer).set(part, at + got);
       else parts.push(part);
       got += part.length;
+      if (got > LARGEST) reserve(got);
       onProgress?.(got, total);
     }
+    if (signal?.aborted) throw aborted(signal);
     if (total !== undefined && got < total) throw new Error(`the model is cut off: ${got} of ${total} bytes`);
     if (total !== undefined) return;
     reserve(got);
@@ -229,7 +267,7 @@ export class Translator {
     for (const line of lines) {
       if (performance.now() - began > PAUSE) await pause(), began = performance.now();
       if (stop()) throw aborted(signal);
-      if (!this.#state) throw new Error('the translator is closed');
+      if (!this.#state) throw new Error(this.#failure);
       translated.push(this.#line(line, optionText(others), from, to));
     }
     return translated.join('\n');

@@ -2,7 +2,8 @@
 const $ = id => document.getElementById(id);
 const from = $('from'), to = $('to'), input = $('in'), out = $('out'), file = $('file'), progress = $('progress');
 const SHIPPED = 'model.bin', DELAY = 250, PATIENCE = 1500; // milliseconds before a translation; until a stop is forced
-let worker = null, number = 0, waiting = new Map(), ready = false, timer = 0, opened = null, plain = '';
+let worker = null, number = 0, waiting = new Map(), ready = false, timer = 0, turn = 0, plain = '', languages = '';
+let opened = null; // what load() was given last, unless that failed or was stopped
 
 // ---- Worker ----
 
@@ -19,7 +20,10 @@ function start() {
     if (data.error === undefined) answer?.resolve(data.result);
     else answer?.reject(Object.assign(new Error(data.error), { cancelled: data.cancelled }));
   };
-  worker.onerror = event => stop(event.message || 'the worker cannot be started');
+  worker.onerror = event => {
+    ready = false; // a new worker has no model
+    stop(event.message || 'the worker cannot be started');
+  };
 }
 
 // End the worker: what waits for it fails.
@@ -53,55 +57,76 @@ function name(code) {
   }
 }
 
+// Browsers that store nothing for this page throw.
+function stored() {
+  try {
+    return localStorage.getItem('moe-web');
+  } catch {
+    return '';
+  }
+}
+
 function showLanguages(codes) {
   $('languages').hidden = codes.length < 2; // such a model has one direction
   for (const list of [from, to]) list.replaceChildren(...codes.map(code => new Option(name(code), code)));
   from.value = codes.includes('en') ? 'en' : codes[0] ?? '';
   to.value = codes.find(code => code !== from.value) ?? '';
-  const last = (localStorage.getItem('moe-web') || '').split(' ');
+  const last = (languages || stored() || '').split(' ');
   [from, to].forEach((list, i) => { if (codes.includes(last[i])) list.value = last[i]; });
 }
 
-// Load a model from {model: file} or {url}.
+// Load a model from {model: file} or {url}, in a new worker: the memory of the model before is free.
 async function load(where) {
+  stop('', true);
   ready = false;
   opened = where;
-  progress.hidden = false;
+  $('languages').hidden = true;
+  $('model').textContent = '';
+  progress.hidden = $('cancel').hidden = false;
   progress.removeAttribute('value');
   say(`Loading ${where.name} …`);
   try {
-    const { languages, name: title, version } = await ask('open', where);
+    const { languages: codes, name: title, version } = await ask('open', where);
     ready = true;
-    showLanguages(languages);
+    showLanguages(codes);
     $('model').textContent = `Model: ${title || where.name} · moe ${version} · ` +
       'nothing that you type or open leaves this page.';
+    progress.hidden = $('cancel').hidden = true;
     say('');
     translate();
   } catch (error) {
-    stop(error.message);
-    say(`Cannot open the model: ${error.message}`, true);
+    if (opened === where) unload(`Cannot open the model: ${error.message}`, true); // else another one is being opened
   }
-  progress.hidden = true;
+}
+
+function unload(text, bad) {
+  ready = false;
+  opened = null;
+  stop('', true);
+  progress.hidden = $('cancel').hidden = true;
+  say(text, bad);
 }
 
 async function translate() {
   clearTimeout(timer);
   if (!ready) return;
-  if (!input.value.trim()) { show(''); say(''); return; }
-  const began = performance.now(), text = input.value;
+  const mine = ++turn, began = performance.now(), text = input.value;
+  if (!text.trim()) { show(''); say(''); return; }
   $('cancel').hidden = false;
   say('…');
   try {
     const options = !$('languages').hidden ? { from: from.value, to: to.value } : {};
     const translation = await ask('translate', { text, options });
-    if (text !== input.value) return;
+    if (mine !== turn || text !== input.value) return;
     show(translation);
     say(`${Math.round(performance.now() - began)} ms`);
   } catch (error) {
+    if (mine !== turn || !opened) return;
     if (!error.cancelled) say(error.message, true);
-    else if (text === input.value) say('Stopped.');
+    else if (text === input.value && ready) say('Stopped.');
+  } finally {
+    if (!waiting.size) $('cancel').hidden = true;
   }
-  if (!waiting.size) $('cancel').hidden = true;
 }
 
 function show(text) {
@@ -112,6 +137,7 @@ function show(text) {
 // Stop the translation. If a long line keeps the worker busy, end it and load the model again.
 async function cancel() {
   if (!waiting.size) return;
+  if (!ready) return unload('Stopped. Choose a model file.');
   const patience = setTimeout(() => { stop('', true); load(opened); input.focus(); }, PATIENCE);
   await ask('cancel').catch(() => {});
   clearTimeout(patience);
@@ -124,7 +150,10 @@ function swap() {
 }
 
 function remember() {
-  localStorage.setItem('moe-web', `${from.value} ${to.value}`);
+  languages = `${from.value} ${to.value}`;
+  try {
+    localStorage.setItem('moe-web', languages);
+  } catch {} // this visit only
   translate();
 }
 
@@ -145,6 +174,7 @@ input.oninput = () => {
   grow();
 };
 from.onchange = to.onchange = remember;
+file.onclick = () => { file.value = ''; }; // the same file may have changed
 file.onchange = () => file.files[0] && load({ model: file.files[0], name: file.files[0].name });
 $('shipped').onclick = () => load({ url: new URL(SHIPPED, location.href).href, name: SHIPPED });
 $('swap').onclick = swap;
@@ -156,9 +186,15 @@ document.addEventListener('keydown', event => {
   if (event.altKey && event.key.toLowerCase() === 'c') { event.preventDefault(); copy(); }
   if (event.key === 'Escape') cancel();
 });
-document.addEventListener('dragover', event => { event.preventDefault(); document.body.classList.add('over'); });
+const hasFiles = event => event.dataTransfer.types.includes('Files');
+document.addEventListener('dragover', event => {
+  if (!hasFiles(event)) return; // text for the box
+  event.preventDefault();
+  document.body.classList.add('over');
+});
 document.addEventListener('dragleave', () => document.body.classList.remove('over'));
 document.addEventListener('drop', event => {
+  if (!hasFiles(event)) return;
   event.preventDefault();
   document.body.classList.remove('over');
   const model = event.dataTransfer.files[0];

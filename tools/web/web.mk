@@ -4,7 +4,7 @@
 
 WEB = build/dist/moe-web
 WEB_OBJECTS = build/dist/wasm/objects
-WEB_FILES = index.html page.mjs worker.mjs moe.mjs moe.d.ts
+WEB_FILES = index.html page.mjs worker.mjs moe.mjs moe.d.mts
 # A module that imports what moe.mjs provides, without Emscripten's JavaScript.
 WEB_LINK = -O2 -sSTANDALONE_WASM --no-entry -sALLOW_MEMORY_GROWTH -sINITIAL_MEMORY=64MB -sMAXIMUM_MEMORY=2GB
 

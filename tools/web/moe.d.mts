@@ -1,24 +1,29 @@
 /** A model file: its bytes, a file, a reply of fetch, or a stream. */
 export type Model = ArrayBuffer | ArrayBufferView | Blob | Response | ReadableStream<Uint8Array>;
 
-/** Options of moetext.h by name, such as beam or maxLength. Unknown options are errors. */
+export type Progress = (bytes: number, total?: number) => void;
+
+/** Options of moetext.h by name, such as beam or maxLen; undefined and null mean the default. Unknown options are
+ * errors. */
 export interface Options {
   /** Language of the text, or "auto" to detect it. Needed by models with several source languages. */
-  from?: string;
+  from?: string | null;
   /** Language of the translation. */
-  to?: string;
+  to?: string | null;
   /** Number of hypotheses, 1 to 64. */
-  beam?: number;
-  [name: string]: string | number | boolean | undefined;
+  beam?: number | null;
+  /** A signal and a function only where declared below. */
+  [name: string]: string | number | bigint | boolean | null | undefined | AbortSignal | Progress;
 }
 
 export interface OpenOptions extends Options {
   /** Called while the model is read, with the number of bytes so far, and of all if known. */
-  onProgress?: (bytes: number, total?: number) => void;
+  onProgress?: Progress;
   /** Size of a stream in bytes, if known: the model then needs its memory only once. */
   size?: number;
   /** Name of the model in error messages. */
   name?: string;
+  /** Stops reading the model; the promise is then rejected with the signal's reason. */
   signal?: AbortSignal;
 }
 
