@@ -15,8 +15,8 @@ def environment(prefix, **more):
 def started(prefix):
     """Start wine's server and services in a prefix of their own; end them afterwards.
 
-    A server that ends while a program starts breaks that program's connection, so this one stays. The services keep
-    the streams of the first program open, so that one gets none that a test reads.
+    A server that ends while a program starts breaks that program's connection, so this one keeps running. The services
+    keep the first program's streams open, so that program gets no streams that a test reads.
     """
     os.makedirs(prefix, exist_ok=True)
     variables = environment(prefix)

@@ -1,9 +1,9 @@
-/* interrupt.c - runs a program on Windows and presses ^C, for windows.py.
+/* interrupt.c - runs a program on Windows and sends ^C, for windows.py.
  *
  * Usage: interrupt SECONDS|FILE TIMES COMMAND...
  *
- * Creates a console, starts the command in it and sends ^C after the given time, or when FILE exists, as often as
- * given. Prints the exit status. Standard input of the command is an empty pipe. */
+ * Creates a console, starts the command in it, and sends ^C TIMES times after SECONDS, or once FILE exists. Prints the
+ * exit status. The command's standard input is an empty pipe. */
 #define _WIN32_WINNT 0x0A00
 #include <fcntl.h>
 #include <io.h>

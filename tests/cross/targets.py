@@ -7,8 +7,8 @@ Usage: tests/python tests/cross/targets.py TARGET...    (make test-hashes, make 
 
 Compiles tests/cross/translate_ids.c and README's example with ids for each TARGET and runs them with qemu, wine or
 node. `here` is this machine's build, in the folders BUILD and BIN. Targets with the text library also translate the
-texts. Target `fuzz-i386` runs the seeds of fuzz_model on 32-bit x86, `fuzz-text-i386` and `fuzz-text-wasm` those of the
-other targets of tests/fuzz, with the libraries of tools/dist; `kernels-wasi` runs test_kernels in WebAssembly.
+texts. Target `fuzz-i386` runs the seeds of fuzz_model on 32-bit x86; `fuzz-text-i386` and `fuzz-text-wasm` run those of
+the other targets of tests/fuzz, with the libraries of tools/dist; `kernels-wasi` runs test_kernels in WebAssembly.
 --model converts en-pt, a published model from PyPI. --write records the results of this machine, and the
 ids of tests/golden/sentences.tsv.
 """
@@ -32,7 +32,7 @@ from suite import Suite  # noqa: E402
 ZIG = [sys.executable, "-m", "ziglang", "cc", "-target"]
 MINGW = ["x86_64-w64-mingw32-gcc-posix", "-static"]
 PORTABLE = ["-DMOE_PORTABLE"]
-# node 20 sometimes crashes in its garbage collection after memory has grown while it marks objects
+# node 20's incremental garbage collection sometimes crashes after WebAssembly memory has grown
 WASI = ["node", "--no-warnings", "--no-incremental-marking", "tests/cross/wasi.mjs"]
 TARGETS = {  # compiler, flags, emulator
     "i386": ([*ZIG, "x86-linux-musl"], PORTABLE, ["qemu-i386"]),
@@ -102,7 +102,7 @@ def hashed(case, lines):
 
 @functools.cache
 def here(case):
-    """Return this machine's results, to show what differs."""
+    """Return this machine's results, to show the differences."""
     if case == "en-pt file":
         with open(os.path.join(ROOT, EN_PT), "rb") as file:
             return [hashlib.file_digest(file, "sha256").hexdigest()]
@@ -211,7 +211,7 @@ def fuzz_text_on_i386():
 
 
 def fuzz_text_on_wasm():
-    """Run those whose code is in moe.wasm; `lines` needs pipes."""
+    """Run the targets whose code is in moe.wasm, except `lines`, which needs pipes."""
     fuzz_text("wasm", ["node", "--no-warnings", "--no-experimental-fetch"], ["text", "bpe", "marian", "checkpoint"],
               "REPLAY=wasm")
 

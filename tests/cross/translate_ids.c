@@ -4,9 +4,9 @@
  * Usage: translate_ids ISA BATCH THREADS MODEL[=TYPE | @SENTENCES]...
  *
  * ISA is as in moe.h, including "auto". With =TYPE, first converts the model to that number format. The input is made
- * up and the beam 1 and 4, except with @SENTENCES: a file of tests/golden/sentences.tsv's form, of which the lines that
- * begin with the model's name are translated with the model's own parameters. The first line of output names the
- * kernels used. */
+ * up, and translated with beams of 1 and 4. With @SENTENCES, a file in the format of tests/golden/sentences.tsv, it
+ * translates the lines that begin with the model's name, with the model's own parameters. The first line of output
+ * names the kernels used. */
 #include "moe.h"
 
 #include <stdio.h>

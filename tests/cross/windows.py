@@ -3,9 +3,9 @@
 
 Usage: tests/python tests/cross/windows.py [NAME]    (make test-targets)
 
-Builds the programs in build/windows with MinGW and the libraries of tools/dist/libraries. Their results must be those
-of tests/golden/hashes.txt and of this machine's programs, in the folder BIN. Requires tools/install-deps --targets.
-wine treats pipes of Linux as files that are always ready, so interrupt.c makes the pipes of waiting programs.
+Builds the programs in build/windows with MinGW and the libraries of tools/dist/libraries. Their results must equal
+tests/golden/hashes.txt and those of this machine's programs, in the folder BIN. Requires tools/install-deps --targets.
+wine treats Linux pipes as files that are always ready, so interrupt.c creates the pipes of programs that wait.
 """
 import contextlib
 import json
@@ -109,7 +109,7 @@ def first_sentence_in_an_empty_prefix_takes_ten_seconds():
     out, _ = run("moe-translate", "-m", SHIPPED, "-t", "fr", "Where is my book?")
     seconds, load = time.monotonic() - begin, max(1, os.getloadavg()[0] / os.cpu_count())
     assert out.decode() == "Où est mon livre ?\n"
-    # The next programs start at once: wine's services remain. They inherit the streams of the first program.
+    # Keep wine's services, which inherit the first program's streams, so that the next programs start at once.
     subprocess.run(["wineserver64", "-p"], env=environment(), check=True)
     with start("moe-info", "--version", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         assert process.wait() == 0
@@ -290,7 +290,7 @@ def ctrl_c_leaves_no_partial_model():
 
 @contextlib.contextmanager
 def running_server(*options, command=(windows(f"{BUILD}/moe-server.exe"),), **more):
-    """Start moe-server, yield its address, and press ^C."""
+    """Start moe-server, yield its address, and send ^C."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]

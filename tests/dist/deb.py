@@ -79,7 +79,7 @@ def the_package_contains_what_debian_expects():
 def lintian_finds_no_errors():
     if not shutil.which("lintian"):
         raise Skip("no lintian here")
-    # libraries inside are the purpose of this package; it is not built from a source package
+    # this package contains its libraries on purpose, and is not built from a source package
     expected = "embedded-library,statically-linked-binary"
     said = run("lintian", "--fail-on", "none", "--suppress-tags", expected, package())
     assert not re.findall(r"^E: .*", said, re.M), said

@@ -4,8 +4,8 @@
 Usage: tests/python tests/dist/programs.py TARGET [NAME]
 
 Runs it in empty folders and, as root, in a root directory without any other file: translations, commands, links, the
-server, moe get with the stand-in of tests/get, wrong uses. Results must equal those of BIN's programs. AArch64 runs
-under qemu. Prints `ok NAME` or `FAIL NAME` per test.
+server, moe get with the local services of tests/get, invalid arguments. Results must equal those of BIN's programs.
+AArch64 runs under qemu. Prints `ok NAME` or `FAIL NAME` per test.
 """
 import contextlib
 import glob
@@ -67,7 +67,7 @@ def place(root=False):
     if root and EMULATOR:
         raise Skip("the emulator is not in the root directory")
     if root and os.geteuid() != 0:
-        raise Skip("only root can change the root directory")
+        raise Skip("only root can use chroot")
     with tempfile.TemporaryDirectory() as folder:
         yield Place(folder, root)
 
@@ -205,7 +205,7 @@ def the_server_has_its_page():
 
 @test
 def fetched_models_come_first():
-    """moe get writes only into the folders of models; the shipped model does what the fetched one cannot."""
+    """moe get writes only to the model folders; the included model translates languages that the fetched one lacks."""
     with place(root=not EMULATOR and os.geteuid() == 0) as p:
         home = "/home" if p.root else p.folder + "/home"
         variables = {"HOME": home, **services.environment()}

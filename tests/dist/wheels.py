@@ -4,9 +4,10 @@
 Usage: tests/python tests/dist/wheels.py [NAME]
 
 The x86-64 wheel is installed with the Python of Debian 11, 12 and 13, in new roots without a network, and with every
-other Python here. AArch64's and musl's library and moe-translate run under qemu and Debian's musl, and must give the
-texts of tests/golden/hashes.txt; Windows' DLL is called by a C program under wine. No Python of these systems is here,
-so these wheels are not imported. Requires root, and tools/install-deps --dist --wheel --fresh --targets.
+other Python on this machine. The library and moe-translate of the AArch64 and musl wheels run under qemu and Debian's
+musl, and must give the texts of tests/golden/hashes.txt; a C program calls the Windows DLL under wine. This machine has
+no Python for these systems, so these wheels are not imported. Requires root, and tools/install-deps --dist --wheel
+--fresh --targets.
 """
 import functools
 import glob

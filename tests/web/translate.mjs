@@ -1,6 +1,6 @@
-// Translate with moe-web's module: node tests/web/translate.mjs MODULE < TASKS. A task is a line of JSON: { model, bytes
-// (of the file to use), damage (offset of a byte to invert), options, texts: [[text, options]] }. Writes a line per
-// task: a list of translations, or of { error, name, trap }.
+// Translate with moe-web's module: node tests/web/translate.mjs MODULE < TASKS. A task is a line of JSON: { model,
+// bytes (length to truncate the file to), damage (offset of a byte to invert), options, texts: [[text, options]] }.
+// Writes a line per task: a list of translations, or of { error, name, trap }.
 import { readFile } from 'node:fs/promises';
 import { createInterface } from 'node:readline';
 import { pathToFileURL } from 'node:url';

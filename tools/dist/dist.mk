@@ -9,8 +9,8 @@ DIST_MODEL = models/en-de-fr-es.bin
 
 dist: $(addprefix dist-,$(DIST_TARGETS)) wheels sdist deb
 
-# A make with the target's compilers builds $(BIN)/moe; tools/dist/pack writes the archive. It is not recursive, because
-# make -n would run it.
+# A make with the target's compilers builds $(BIN)/moe; tools/dist/pack writes the archive. The recipe avoids
+# $(MAKE), because make -n would run that.
 $(addprefix dist-,$(DIST_TARGETS)): dist-%: $(BUILD)/.deps-dist
 	mkdir -p build/dist/$*/programs
 	variables=$$(tools/dist/libraries --variables $*) && \
@@ -19,7 +19,7 @@ $(addprefix dist-,$(DIST_TARGETS)): dist-%: $(BUILD)/.deps-dist
 	    build/dist/$*/programs/moe$(if $(findstring windows,$*),.exe)
 	tools/dist/pack $* $(VERSION)
 
-# The mains of all programs under names of their own.
+# All programs' main functions, each under its own name.
 DIST_MAINS = $(patsubst $(BIN)/moe-%$(EXE),$(BUILD)/main-%.o,$(PROGRAMS))
 $(BUILD)/main-%.o: moe-%.c $(BUILD)/.flags | $(BUILD)/.deps-build
 	$(CC) $(C_FLAGS) -Dmain=moe_$*_main -c $< -o $@

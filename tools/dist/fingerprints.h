@@ -3,9 +3,9 @@
 #define MOE_FINGERPRINTS_H
 
 typedef struct moe_fingerprint {
-    const char *name, *text; /* such as "de.lm"; its lines */
+    const char *name, *text; /* such as "de.lm"; the file's contents */
 } moe_fingerprint;
 
-extern const moe_fingerprint moe_fingerprints[]; /* the last name is NULL */
+extern const moe_fingerprint moe_fingerprints[]; /* ends with a NULL name */
 
 #endif

@@ -1,4 +1,4 @@
-/* main.c - one program for all: moe, whose first argument or own name selects translate, serve, get and others.
+/* main.c - moe, one program whose first argument or own name selects a command: translate, serve, get and others.
  *
  * tools/dist/dist.mk links it with the programs and appends a model. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
@@ -43,15 +43,15 @@ static const program programs[] = {
     { "quantize", "moe-quantize", moe_quantize_main, "write a model in another number format" },
     { "prune", "moe-prune", moe_prune_main, "remove experts from a model" },
     { "calibrate", "moe-calibrate", moe_calibrate_main, "balance the experts of a model" },
-    { "routing", "moe-routing", moe_routing_main, "make a page about the routing of tokens" },
+    { "routing", "moe-routing", moe_routing_main, "write a page that shows the routing of tokens" },
 };
 enum { PROGRAMS = sizeof programs / sizeof *programs };
 
 static void print_help(FILE *out) {
     fputs("Usage: moe TEXT... -t LANG [OPTION]...\n"
           "       moe COMMAND [ARGUMENT]...\n"
-          "Translate TEXT, or run a command. The first argument is a command if it is the\n"
-          "name of one; after -- all arguments are text.\n"
+          "Translate TEXT, or run a command if the first argument names one. After --, all\n"
+          "arguments are text.\n"
           "\n"
           "Commands:\n",
           out);
@@ -60,9 +60,9 @@ static void print_help(FILE *out) {
           "  -h, --help      print this text; moe COMMAND --help describes a command\n"
           "  -V, --version   print the version\n"
           "\n"
-          "A link named moe-translate, moe-server and so on to this file runs that command.\n"
-          "The file contains a model, which is used unless -m, MOE_MODEL or a model fetched\n"
-          "with moe get takes its place.\n"
+          "A link to this file named moe-translate, moe-server and so on runs that command.\n"
+          "The file contains a model. Option -m, the variable MOE_MODEL and models fetched\n"
+          "with moe get take precedence over it.\n"
           "\n"
           "Examples:\n"
           "  moe 'Where is my book?' -t fr\n"
@@ -78,8 +78,7 @@ static const program *find_program(const char *name, int by_command) {
     return NULL;
 }
 
-/* Return the command that `word` may be a misspelling of, or NULL: one letter is missing, added, changed, or swapped.
- */
+/* Return the command that `word` misspells by one letter (or a swap) or names in full, or NULL. */
 static const char *similar_command(const char *word) {
     for (int i = 0; i < PROGRAMS; i++) {
         const char *a = programs[i].command, *b = word;
@@ -94,14 +93,14 @@ static const char *similar_command(const char *word) {
     return NULL;
 }
 
-/* Return 1 if an argument names a target. */
+/* Return 1 if the arguments include -t or --target. */
 static int has_target(int argc, char **argv) {
     for (int i = 2; i < argc && strcmp(argv[i], "--") != 0; i++)
         if (strncmp(argv[i], "-t", 2) == 0 || strncmp(argv[i], "--t", 3) == 0) return 1;
     return 0;
 }
 
-/* Let Python's package find the model of this file, as that of a program on PATH. */
+/* Append this program's folder to PATH, where the Python package looks for programs with a model inside. */
 static void append_own_folder(void) {
     char own[4096], path[16384];
     const char *folders = getenv("PATH");
@@ -112,7 +111,7 @@ static void append_own_folder(void) {
     if (slash && n > 0 && (size_t)n < sizeof path) setenv("PATH", path, 1);
 }
 
-/* Run a program of the Python package: the installed one, or the package of the Python on PATH. */
+/* Run a program of the Python package: the installed program, or the package with the python3 on PATH. */
 static int run_python(const program *p, int is_link, int argc, char **argv) {
     static char python[] = "python3", option[] = "-c";
     const char *module = strcmp(p->command, "evaluate") == 0 ? "evaluate" : "program";

@@ -1,4 +1,4 @@
-/** A model file: its bytes, a file, a reply of fetch, or a stream. */
+/** A model file: its bytes, a file, a response of fetch, or a stream. */
 export type Model = ArrayBuffer | ArrayBufferView | Blob | Response | ReadableStream<Uint8Array>;
 
 export type Progress = (bytes: number, total?: number) => void;
@@ -6,20 +6,20 @@ export type Progress = (bytes: number, total?: number) => void;
 /** Options of moetext.h by name, such as beam or maxLen; undefined and null mean the default. Unknown options are
  * errors. */
 export interface Options {
-  /** Language of the text, or "auto" to detect it. Needed by models with several source languages. */
+  /** Language of the text, or "auto" to detect it. Required by models with several source languages. */
   from?: string | null;
   /** Language of the translation. */
   to?: string | null;
   /** Number of hypotheses, 1 to 64. */
   beam?: number | null;
-  /** A signal and a function only where declared below. */
+  /** Signals and functions are valid only where declared below. */
   [name: string]: string | number | bigint | boolean | null | undefined | AbortSignal | Progress;
 }
 
 export interface OpenOptions extends Options {
-  /** Called while the model is read, with the number of bytes so far, and of all if known. */
+  /** Called while the model is read, with the bytes read so far and, if known, the total. */
   onProgress?: Progress;
-  /** Size of a stream in bytes, if known: the model then needs its memory only once. */
+  /** Size of a stream in bytes, if known. Without it, loading needs memory for two copies of the model. */
   size?: number;
   /** Name of the model in error messages. */
   name?: string;

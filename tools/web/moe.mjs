@@ -1,13 +1,13 @@
-// moe.mjs - translates text with a model file of moe, in browsers and in Node.js 18 or later:
+// moe.mjs - translates text with a moe model, in browsers and in Node.js 18 or later:
 //
 //     import { Translator } from './moe.mjs';
 //     const translator = await Translator.open(bytes);
 //     console.log(await translator.translate('Where is my book?', { to: 'fr' }));
 //     translator.close();
 //
-// Translations run in the thread that calls translate(). Pages should use it in a worker, as worker.mjs does.
+// Translations run in the thread that calls translate(), so pages should use a worker, as worker.mjs does.
 
-const ENOSYS = 52, PAUSE = 40; // milliseconds between two looks at events
+const ENOSYS = 52, PAUSE = 40; // milliseconds between returns to the event loop
 const WHOLE = ['context', 'form']; // with these options, lines depend on each other
 const LARGEST = 2 ** 31 - 2 ** 25; // bytes of a model: moe.wasm is limited to 2 GB
 const encoder = new TextEncoder(), decoder = new TextDecoder();
@@ -37,7 +37,7 @@ function compile() {
   return compiled;
 }
 
-// The module sees no files, no environment and no arguments. Of WASI it needs the clock.
+// The module has no files, environment or arguments. The only WASI function it needs is the clock.
 function imports(module, memory) {
   const known = {
     clock_time_get(id, precision, at) {
@@ -66,7 +66,7 @@ function imports(module, memory) {
 const NAMES = new Map([['from', 'source'], ['to', 'target']]);
 const dashed = name => name.replace(/[A-Z]/g, letter => '-' + letter.toLowerCase()).replaceAll('_', '-');
 
-// Return the options that are given: undefined and null mean the default.
+// Return the options without those that are undefined or null, which mean the default.
 function given(options) {
   const all = Object.entries(options).filter(([, value]) => value !== undefined && value !== null);
   for (const [name, value] of all) {
@@ -102,7 +102,7 @@ async function* chunksOf(model, signal) {
   if (model?.ok === false) throw new Error(`cannot load ${model.url || 'the model'}: status ${model.status}`);
   const stream = typeof model?.stream === 'function' ? model.stream() : model?.body || model;
   if (typeof stream?.getReader !== 'function')
-    throw new TypeError('a model is an ArrayBuffer, a view of one, a Blob, a Response or a ReadableStream');
+    throw new TypeError('invalid model: expected an ArrayBuffer, a view, a Blob, a Response or a ReadableStream');
   const reader = stream.getReader(), stop = () => reader.cancel(signal.reason).catch(() => {});
   signal?.addEventListener('abort', stop); // the stream may never continue
   try {
@@ -117,7 +117,7 @@ async function* chunksOf(model, signal) {
 }
 
 const aborted = signal => signal?.reason ?? new DOMException('the translation was cancelled', 'AbortError');
-const pause = () => new Promise(resolve => setTimeout(resolve, 0)); // let events arrive
+const pause = () => new Promise(resolve => setTimeout(resolve, 0)); // handle pending events
 const SECRET = Symbol('open');
 
 // ---- Translator ----
@@ -158,8 +158,8 @@ export class Translator {
   }
 
   async translate(text, settings) {
-    if (typeof text !== 'string') throw new TypeError(`the text is not a string but ${typeOf(text)}`);
-    if (Array.isArray(settings) || typeof (settings ?? {}) !== 'object') throw new TypeError('options are an object');
+    if (typeof text !== 'string') throw new TypeError(`the text is not a string: it is of type ${typeOf(text)}`);
+    if (Array.isArray(settings) || typeof (settings ?? {}) !== 'object') throw new TypeError('options: expected an object');
     const { signal, ...rest } = settings ?? {}, options = given(rest);
     checkSignal(signal);
     const cancelled = this.#cancelled, stop = () => signal?.aborted || this.#cancelled !== cancelled;
@@ -174,16 +174,16 @@ export class Translator {
     const state = this.#state;
     this.#state = 0;
     if (state) this.#call(() => this.#wasm.web_free(state));
-    this.#wasm = null; // its memory with it
+    this.#wasm = null; // releases its memory
   }
 
-  // Call the module. After a failure inside, its memory is in no known state.
+  // Call the module. A trap leaves its memory in an undefined state, so the translator is not used again.
   #call(body) {
     try {
       return body();
     } catch (error) {
       this.#state = 0;
-      this.#failure = `moe.wasm has failed: open the model again (${error.message || error})`;
+      this.#failure = `moe.wasm failed: open the model again (${error.message || error})`;
       throw new Error(this.#failure);
     }
   }
@@ -197,7 +197,7 @@ export class Translator {
     return at ? decoder.decode(bytes.subarray(at, length === undefined ? bytes.indexOf(0, at) : at + length)) : '';
   }
 
-  // Pass strings to body(...addresses), with a NUL each; null remains 0.
+  // Call body with the addresses of NUL-terminated copies of the strings, and 0 for null.
   #with(strings, body) {
     const at = [];
     try {
@@ -230,7 +230,7 @@ export class Translator {
     if (total !== undefined) reserve(total);
     for await (const part of chunksOf(model, signal)) {
       if (signal?.aborted) throw aborted(signal);
-      if (at && got + part.length > total) throw new Error('the model is longer than announced');
+      if (at && got + part.length > total) throw new Error(`the model has more than the expected ${total} bytes`);
       if (at) new Uint8Array(this.#wasm.memory.buffer).set(part, at + got);
       else parts.push(part);
       got += part.length;
@@ -238,7 +238,7 @@ export class Translator {
       onProgress?.(got, total);
     }
     if (signal?.aborted) throw aborted(signal);
-    if (total !== undefined && got < total) throw new Error(`the model is cut off: ${got} of ${total} bytes`);
+    if (total !== undefined && got < total) throw new Error(`the model is truncated: ${got} of ${total} bytes`);
     if (total !== undefined) return;
     reserve(got);
     for (const part of parts) {
@@ -259,7 +259,7 @@ export class Translator {
 
   async #translate(text, options, stop, signal) {
     const late = Object.keys(options).map(dashed).find(name => this.ofModel.includes(name));
-    if (late) throw new Error(`option ${late}: give it to Translator.open`);
+    if (late) throw new Error(`option ${late} belongs to the model: pass it to Translator.open`);
     const all = { ...this.#defaults, ...options }, { from = null, to = null, ...others } = all;
     const whole = from === 'auto' || WHOLE.some(name => name in all);
     const lines = whole ? [text] : text.split('\n'), translated = [];

@@ -1,9 +1,9 @@
-// page.mjs - the page: loads a model, translates while the user types. worker.mjs does the work.
+// page.mjs - loads a model and translates while the user types; the translator runs in worker.mjs.
 const $ = id => document.getElementById(id);
 const from = $('from'), to = $('to'), input = $('in'), out = $('out'), file = $('file'), progress = $('progress');
-const SHIPPED = 'model.bin', DELAY = 250, PATIENCE = 1500; // milliseconds before a translation; until a stop is forced
+const SHIPPED = 'model.bin', DELAY = 250, PATIENCE = 1500; // milliseconds: before translating, before forcing a stop
 let worker = null, number = 0, waiting = new Map(), ready = false, timer = 0, turn = 0, plain = '', languages = '';
-let opened = null; // what load() was given last, unless that failed or was stopped
+let opened = null; // last argument of load(), unless it failed or was stopped
 
 // ---- Worker ----
 
@@ -22,11 +22,11 @@ function start() {
   };
   worker.onerror = event => {
     ready = false; // a new worker has no model
-    stop(event.message || 'the worker cannot be started');
+    stop(event.message || 'cannot start the worker');
   };
 }
 
-// End the worker: what waits for it fails.
+// End the worker and reject its pending requests.
 function stop(reason, cancelled = false) {
   worker?.terminate();
   worker = null;
@@ -57,7 +57,7 @@ function name(code) {
   }
 }
 
-// Browsers that store nothing for this page throw.
+// Return the stored languages. Browsers that forbid storage throw.
 function stored() {
   try {
     return localStorage.getItem('moe-web');
@@ -67,7 +67,7 @@ function stored() {
 }
 
 function showLanguages(codes) {
-  $('languages').hidden = codes.length < 2; // such a model has one direction
+  $('languages').hidden = codes.length < 2; // fewer: the model has one direction
   for (const list of [from, to]) list.replaceChildren(...codes.map(code => new Option(name(code), code)));
   from.value = codes.includes('en') ? 'en' : codes[0] ?? '';
   to.value = codes.find(code => code !== from.value) ?? '';
@@ -75,7 +75,7 @@ function showLanguages(codes) {
   [from, to].forEach((list, i) => { if (codes.includes(last[i])) list.value = last[i]; });
 }
 
-// Load a model from {model: file} or {url}, in a new worker: the memory of the model before is free.
+// Load a model from {model: file} or {url}, in a new worker, which frees the previous model's memory.
 async function load(where) {
   stop('', true);
   ready = false;
@@ -90,12 +90,12 @@ async function load(where) {
     ready = true;
     showLanguages(codes);
     $('model').textContent = `Model: ${title || where.name} · moe ${version} · ` +
-      'nothing that you type or open leaves this page.';
+      'nothing you type or open leaves this page.';
     progress.hidden = $('cancel').hidden = true;
     say('');
     translate();
   } catch (error) {
-    if (opened === where) unload(`Cannot open the model: ${error.message}`, true); // else another one is being opened
+    if (opened === where) unload(`Cannot open the model: ${error.message}`, true); // else another model is being opened
   }
 }
 
@@ -134,7 +134,7 @@ function show(text) {
   $('copy').disabled = !text;
 }
 
-// Stop the translation. If a long line keeps the worker busy, end it and load the model again.
+// Stop the translation. If a long line keeps the worker busy, end the worker and reload the model.
 async function cancel() {
   if (!waiting.size) return;
   if (!ready) return unload('Stopped. Choose a model file.');
@@ -162,7 +162,7 @@ async function copy() {
     await navigator.clipboard.writeText(plain);
     say('Copied.');
   } catch {
-    say('The browser does not let this page copy: select the translation and press Ctrl+C.', true);
+    say('Cannot access the clipboard: select the translation and press Ctrl+C.', true);
   }
 }
 

@@ -1,5 +1,5 @@
-/* web.c - what moe.mjs calls in moe.wasm: one model and its translator. Strings are UTF-8 with a NUL. web_open,
- * web_prepare and web_translate return a moe_status; web_message describes the failure. */
+/* web.c - the functions of moe.wasm that moe.mjs calls, for one model and its translator. Strings are NUL-terminated
+ * UTF-8. web_open, web_prepare and web_translate return a moe_status; web_message describes the failure. */
 #define _POSIX_C_SOURCE 200809L
 
 #include "moe.h"
@@ -13,7 +13,7 @@
 typedef struct web {
     moetext_model *model;
     moetext *translator;
-    char *options; /* of the translator */
+    char *options; /* that the translator has */
     void *file;    /* [bytes] the model, which the engine uses in place */
     size_t bytes;
     char *text; /* [length] the last translation, with a NUL */
@@ -64,7 +64,7 @@ int EXPORT(web_needs_source)(const web *w) { return moetext_model_needs_source(w
 const char *EXPORT(web_option)(size_t i) { return moetext_option(i).name; }
 int EXPORT(web_option_of_model)(size_t i) { return moetext_option(i).of_model; }
 
-/* Make the translator for these options, unless it is there. */
+/* Create the translator for these options, unless the current one has them. */
 int EXPORT(web_prepare)(web *w, const char *options) {
     if (w->translator && !strcmp(w->options, options)) return MOE_OK;
     char *copy = strdup(options);
@@ -105,7 +105,7 @@ static void web_done(void *user, const moetext_result *result) {
     w->text[w->length] = 0;
 }
 
-/* Translate a text between two languages, NULL for those of the options. web_text and web_length give the result. */
+/* Translate a text. Languages that are NULL are taken from the options. web_text and web_length return the result. */
 int EXPORT(web_translate)(web *w, const char *text, size_t length, const char *source, const char *target) {
     web_job job = { { .text = text, .length = length, .source = source, .target = target }, 0, w, MOE_OK };
     free(w->text);
