@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Compare tools/text/bpe.c, given tokenizer.model as converted, with
-transformers' fast tokeniser for Llama, and with the sentencepiece package: the
-same ids and texts for lines of ../shared/corpus and noise of all scripts.
+"""Compare tools/text/bpe.c, given a converted tokenizer.model, with transformers'
+fast tokeniser for Llama and with the sentencepiece package: ids and texts must
+be equal for lines of ../shared/corpus and noise in all scripts.
 
 Usage: tests/python tests/convert/long_model_file.py [--lines N] [--size N]
 

@@ -150,7 +150,7 @@ def a_window_limits_positions():
 
 
 @numpy_test
-def parts_for_pictures_are_skipped():
+def vision_tensors_are_skipped():
     """Gemma3ForConditionalGeneration: text_config and tensors under two prefixes give the text model's file."""
     with tempfile.TemporaryDirectory() as at:
         os.mkdir(at + "/text"), os.mkdir(at + "/pictures")
@@ -168,7 +168,7 @@ def parts_for_pictures_are_skipped():
                                                  **more}, {**make.GENERATION, "eos_token_id": 2})
             with contextlib.redirect_stderr(io.StringIO()) as said:
                 assert convert_quietly("--from", "hf", at + "/pictures", "-o", at + "/p.bin", "--type", "f32") is None
-            assert "skipping 3 tensors for pictures" in said.getvalue()
+            assert "skipping 3 vision tensors" in said.getvalue()
             (meta, tensors), (other, same) = moefile.read(at + "/p.bin"), moefile.read(at + "/text.bin")
             assert {**meta, "general.name": ""} == {**other, "general.name": ""}
             assert {name: t.data for name, t in tensors.items()} == {name: t.data for name, t in same.items()}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Test that the converters in C and Python write the same bytes for decoder-only
-models, as folders and as GGUF files, and that the one in C names the file and
-the problem of damaged ones.
+"""Test that the C and Python converters write the same bytes for decoder-only
+models, as folders and as GGUF files, and that errors of the C converter name
+the damaged file and the problem.
 
 Usage: tests/python tests/convert/test_decoder_c.py [--only NAME]
 """
@@ -156,7 +156,7 @@ FP8 = {"one": ("F8_E4M3", (0, 0), lambda r, c: (), "BF16", "_scale", {"quant_met
 
 
 def quantised(arrays, form, r, more=lambda name: {}):
-    """Return the tensors of a checkpoint in FP8, and those that they stand for."""
+    """Return the tensors of a checkpoint in FP8, and their values."""
     kind, block, shape_of, scale_kind, end, _ = FP8[form]
     codes_of = [x for x in range(256) if x & 127 < (127 if kind == "F8_E4M3" else 124)]
     table = np.array([fp8_value(x, int(kind[4])) if x in codes_of else np.nan for x in range(256)])
@@ -301,7 +301,7 @@ SCALES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0
 
 
 def write_blocks(path, name, r):
-    """Write a GGUF file with random blocks: also numbers that no quantiser would choose."""
+    """Write a GGUF file with random blocks, including values that no quantiser would choose."""
     config = {**make.CONFIGS["llama"], **WIDE, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
     arrays = make_gguf.arrays_of(config, make.arrays_of(config, 5))
     kind = gguf.GGMLQuantizationType[name]

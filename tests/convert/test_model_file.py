@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Test decoder-only models with tokenizer.model alone: both converters must make
-the same tokeniser of a SentencePiece model, and tools/text/bpe.c must split
-texts as the sentencepiece package does.
+"""Test decoder-only models with tokenizer.model alone: both converters must
+write the same tokeniser for a SentencePiece model, and tools/text/bpe.c must
+split texts as the sentencepiece package does.
 
 Usage: tests/python tests/convert/test_model_file.py [--only NAME]
 """

@@ -1,6 +1,6 @@
 /* replay.c - runs a fuzz target on all files in folders, without libFuzzer: replay [-mutations=N] FOLDER...
- * With -mutations, also on N inputs made from each file with fixed seeds, by the target's mutator if it has one. For
- * `make fuzz-coverage` and tests/cross/targets.py. */
+ * With -mutations, also runs it on N variants of each file, made with fixed seeds by the target's mutator if it has
+ * one. For `make fuzz-coverage` and tests/cross/targets.py. */
 #define _POSIX_C_SOURCE 200809L
 
 #include <dirent.h>

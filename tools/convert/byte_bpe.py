@@ -557,7 +557,7 @@ def tiktoken_blob(path, vocabulary=None):
 
 
 # ---- tokenizer.model -------------------------------------------------------------------------------------------------
-# A SentencePiece model without tokenizer.json becomes what transformers' class for Llama makes of it.
+# Without tokenizer.json, a SentencePiece model is converted as by transformers' class for Llama.
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # types of pieces
 CLASSES = "LlamaTokenizer", "LlamaTokenizerFast"
@@ -598,7 +598,7 @@ def class_of(folder, about, family):
 
 
 def added_pieces(folder, pieces, about):
-    """Return the [Added] of a SentencePiece model and the files beside it."""
+    """Return the [Added] of a SentencePiece model and the folder's other files."""
     found = [Added(i, text, kind != USER, False, kind == USER) for i, (text, _, kind) in enumerate(pieces)
              if kind in (UNKNOWN, CONTROL, USER)]
     more = about.get("added_tokens_decoder")

@@ -162,7 +162,7 @@ static int check_skipped(making *m, const decoder *d, const stored_list *list, i
                          first->own, d->layers);
 }
 
-/* Return 1 for a tensor of Gemma's part for pictures. */
+/* Return 1 for a tensor of Gemma's vision part. */
 static int is_for_pictures(const decoder *d, const char *name) {
     for (const char *p = pictures; *p && d->family->gemma; p += strspn(p, " ")) {
         const size_t n = strcspn(p, " ");
@@ -198,7 +198,7 @@ int decoder_rename(making *m, const decoder *d, stored_list *list) {
                                  other->own);
         else good = t.name && length && stored_add(m, &out, &t);
     }
-    if (skipped) making_note(m, "skipping %zu tensors for pictures", skipped);
+    if (skipped) making_note(m, "skipping %zu vision tensors", skipped);
     stored_free(list);
     *list = out;
     return good && stored_connect_scales(m, list, d->scale_block);

@@ -1,5 +1,5 @@
 """Read decoder-only models in Hugging Face's layout: Hunyuan's translation models (Hy-MT2, HY-MT1.5, Hunyuan-MT), Qwen2
-and Qwen3, Llama, Mistral and Mixtral, Gemma 3 without its part for pictures.
+and Qwen3, Llama, Mistral and Mixtral, and the text part of Gemma 3.
 
     found = read_decoder(folder, say, row)     `found` as from hf.read_hf; row: name in prompts.json (None: automatic)
 
@@ -176,12 +176,12 @@ def read_mixture(c, m):
 
 
 def most_positions(m):
-    """Return the limit of rows of position tables. Gemma has two tables and wide heads."""
+    """Return the maximum rows of a position table; fewer for Gemma, which has two tables and wide heads."""
     return MAX_POSITIONS // 4 if ABOUT[m.family].gemma else MAX_POSITIONS
 
 
 def text_part(c):
-    """Return the configuration of a model's text part, with the values that published files omit."""
+    """Return the configuration of a model's text part, including defaults that published files omit."""
     family, inner = c.raw("model_type"), c.raw("text_config")
     values = dict(c.values)
     if family == "gemma3":
@@ -322,7 +322,7 @@ def canonical_names(stored, m, say):
             raise FormatError(f"tensors {name} and {out[canonical].name} are the same tensor under two names")
         out[canonical] = t
     if pictures:
-        say(f"skipping {pictures} tensors for pictures")
+        say(f"skipping {pictures} vision tensors")
     for layer in sorted(skipped):
         names = [name for name in stored if name.startswith(f"model.layers.{layer}.")]
         if not any("eh_proj" in name for name in names):

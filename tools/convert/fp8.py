@@ -49,7 +49,7 @@ class Scaled(hf.Stored):
 
 
 def scale_block(c):
-    """Return the rows and columns of a block, after checking quantization_config. The tensors tell which are in FP8."""
+    """Check quantization_config; return the rows and columns of a block. The tensors' types show which are in FP8."""
     about = c.raw("quantization_config")
     if about is None:
         return 128, 128
@@ -58,8 +58,8 @@ def scale_block(c):
     packed = format not in (None, "float-quantized", "naive-quantized")
     if method not in ("fp8", "compressed-tensors") or packed:
         raise FormatError(f"{c.path}: quantization_config: {'format' if packed else 'quant_method'} "
-                          f"{short(format if packed else method)} is not supported; FP8 is, and so are GGUF files and "
-                          "the model's unquantised form")
+                          f"{short(format if packed else method)} is not supported: use the model in FP8, as GGUF, or "
+                          "unquantised")
     block = about.get("weight_block_size")
     if block is None:
         return 128, 128
@@ -96,7 +96,7 @@ def connect_scales(stored, block, say):
     """Return the tensors after connecting those in FP8 with their scales, NAME_scale or NAME_scale_inv."""
     out, scales = {}, set()
     if any(name.endswith(UNUSED) for name in stored):
-        say("ignoring the scales of activations: they are not in FP8 here")
+        say("ignoring the scales of activations, which are not in FP8 here")
     for name, t in stored.items():
         if t.kind in TABLES:
             found = [name + end for end in ("_scale", "_scale_inv") if name + end in stored][:1]

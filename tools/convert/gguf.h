@@ -10,7 +10,7 @@ int gguf_convert(making *m, const convert_options *options);
 
 /* Return the text of a key in the first bytes of a file; data NULL if they do not contain it. */
 moe_span gguf_text(moe_span begin, const char *key);
-/* Explain why gguf_convert does not support a file, as far as its name and first bytes show it, or write "". */
+/* Write why gguf_convert does not support a file, as far as its name and first bytes show, or "". */
 void gguf_check(moe_span begin, const char *file, char *why, size_t size);
 
 #endif

@@ -176,7 +176,7 @@ static void slow_down(hub *h, conf *c) {
     }
 }
 
-/* Return the merged members of rope_scaling and rope_parameters, whose values precede; the caller deletes them. */
+/* Merge rope_scaling and rope_parameters, which takes precedence; the caller deletes the result. */
 static cJSON *merge_rope(hub *h, conf *outer) {
     const cJSON *new = conf_raw(outer, "rope_parameters"), *old = conf_raw(outer, "rope_scaling"), *x;
     cJSON *all = cJSON_CreateObject();
@@ -434,7 +434,7 @@ static int read_family(hub *h) {
     return h->m->status == MOE_OK;
 }
 
-/* Read quantization_config, which may describe FP8. The tensors tell which of them are in FP8. */
+/* Read quantization_config, which may describe FP8. The tensors' types show which are in FP8. */
 static int read_quantization(hub *h) {
     const cJSON *about = conf_raw(&h->config, "quantization_config"), *x;
     const cJSON *method = cJSON_GetObjectItemCaseSensitive(about, "quant_method"),
@@ -447,8 +447,8 @@ static int read_quantization(hub *h) {
     sizes[0] = sizes[1] = 128;
     if (about && (!method || !conf_is_listed(method, "[\"fp8\", \"compressed-tensors\"]") || packed))
         return making_refuse(h->m, h->config.file,
-                             "quantization_config: %s %s is not supported; FP8 is, and so are GGUF files and the "
-                             "model's unquantised form",
+                             "quantization_config: %s %s is not supported: use the model in FP8, as GGUF, or "
+                             "unquantised",
                              packed ? "format" : "quant_method",
                              conf_short(packed ? format : method, text, sizeof text));
     if (!about || !block || cJSON_IsNull(block)) return 1;
@@ -869,8 +869,8 @@ static const char *class_of(hub *h) {
     return "";
 }
 
-/* Return the token before texts: of the post-processor, which transformers' class for Llama, `name`, replaces. -1:
- * none. */
+/* Return the token that precedes texts, or -1: the post-processor's, `start`, unless `name` is one of transformers'
+ * classes for Llama, which replace it. */
 static int64_t start_of(hub *h, const char *name, int64_t start) {
     static const char *const classes[] = { "LlamaTokenizer", "CodeLlamaTokenizer" };
     const pack_parts *parts = &h->tokens.parts;
@@ -942,7 +942,7 @@ static int64_t read_tokeniser(hub *h) {
     return start;
 }
 
-/* ---- tokenizer.model: a SentencePiece model, from which transformers' class for Llama makes such a tokeniser ---- */
+/* ---- tokenizer.model: a SentencePiece model, converted as by transformers' class for Llama ---- */
 
 static const char model_file[] = "tokenizer.model";
 
@@ -962,7 +962,7 @@ static int is_described(const cJSON *more, moe_span text) {
     return 0;
 }
 
-/* Add the tokens of added_tokens.json, of which those named in other files are special. */
+/* Add the tokens of added_tokens.json; those that other files name are special. */
 static int read_added_map(hub *h, const cJSON *map) {
     const cJSON *x;
     cJSON_ArrayForEach(x, map) {
@@ -978,7 +978,7 @@ static int read_added_map(hub *h, const cJSON *map) {
     return 1;
 }
 
-/* Add the special and user-defined pieces, and the tokens of the files beside the model, which take precedence. */
+/* Add the special and user-defined pieces, and the tokens of the other files, which take precedence. */
 static int read_added_pieces(hub *h) {
     pack_parts *parts = &h->tokens.parts;
     const cJSON *more = conf_raw(&h->settings, "added_tokens_decoder");
@@ -1000,7 +1000,7 @@ static int read_added_pieces(hub *h) {
     return good;
 }
 
-/* Set the tokens of pieces: those that merges make, or all but special ones. */
+/* Set the tokens of pieces: if `merged`, those that merges make, else all but special ones. */
 static void put_pieces(hub *h, int merged) {
     pack_parts *parts = &h->tokens.parts;
     parts->n_tokens = h->pieces.n;
@@ -1023,7 +1023,7 @@ static int derive_merges(hub *h) {
     return good;
 }
 
-/* Set the flags. A space before texts must not depend on which of two files is believed. */
+/* Set the flags. Reject a model and settings that disagree on the space before texts. */
 static int read_spaces(hub *h) {
     const int without = cJSON_IsFalse(conf_raw(&h->settings, "add_prefix_space")),
               later = cJSON_IsFalse(conf_raw(&h->settings, "legacy"));

@@ -43,14 +43,14 @@ static int fits(const cJSON *list, const char *text) {
     return 0;
 }
 
-/* Return 1 if a text begins with a word in small letters, regardless of case. */
+/* Return 1 if a text begins with a word, which is in lower case, ignoring case. */
 static int begins_with(const char *text, const char *word) {
     for (; *word; text++, word++)
         if ((*text >= 'A' && *text <= 'Z' ? *text + 32 : *text) != *word) return 0;
     return 1;
 }
 
-/* Return 1 if one of a list's words occurs in the name, regardless of case, or if the list is empty. */
+/* Return 1 if the name contains a word of the list, ignoring case, or if the list is empty. */
 static int has_word(const cJSON *words, const char *name) {
     const cJSON *word;
     if (!cJSON_GetArraySize(words)) return 1;
@@ -68,7 +68,7 @@ static const cJSON *row_of(const cJSON *data, prompt_model model) {
     return NULL;
 }
 
-/* Return the row of a template; NULL if it is unknown. A model's row with settings renders templates differently. */
+/* Return the row of a template, or NULL. Settings in a model's row change what its template renders. */
 static const cJSON *find_row(const cJSON *data, moe_span template, prompt_model model) {
     const cJSON *own = row_of(data, model);
     const char *name = member(own, "settings") ? string(own, "name") : "";

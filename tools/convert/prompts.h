@@ -16,16 +16,16 @@ extern const char *const prompt_token_names[PROMPT_TOKENS]; /* bos_token, ... */
 /* Texts around the turns of a conversation; NULL if the template does not support them. All NULL: no prompt. */
 typedef struct prompt_pieces {
     char *texts[PROMPT_PIECES];
-    int bare; /* 1 if a prompt is a text to the tokeniser, which then puts its bos token before it */
+    int bare; /* 1 if the tokeniser puts its bos token before a prompt, as before any text */
 } prompt_pieces;
 
-/* What selects the row of prompts.json: model_type, and names of the model. */
+/* The keys of a row of prompts.json: model_type, and the model's names. */
 typedef struct prompt_model {
     const char *family, *name;
 } prompt_model;
 
-/* Look up the pieces of a model, or else of its template, and fill in the special tokens, NULL if undefined. Without a
- * template (data NULL) and a row with pieces, leave `out` empty. */
+/* Find the pieces of a model, or else of its template, and insert the special tokens (NULL if undefined). Leave `out`
+ * empty if the model's row has no pieces and there is no template (data NULL). */
 int prompts_find(making *m, const char *file, moe_span template, const char *const tokens[PROMPT_TOKENS],
                  prompt_model model, prompt_pieces *out);
 /* Return 1 if the prompts of a model with this template are known. */

@@ -2,7 +2,8 @@
 
     prompt_meta(folder, family, name, say)     metadata for a folder in Hugging Face's layout
     meta_of(template, tokens, family, name)    metadata for a chat template, given the values of its special tokens;
-                                               {} without one, unless the model's row of prompts.json has pieces
+                                               {} without a template, unless the model's row of
+                                               prompts.json has pieces
 
     prompt.prefix, prompt.suffix   text that the checkpoint's chat template adds around a user turn; special tokens in
                                    this text are parsed as tokens
@@ -130,7 +131,7 @@ def cut(template, values, where, say=lambda message: None):
 
 
 def known_row(template, about, families=(), row=None):
-    """Return the row of `templates` in prompts.json for the converter in C: the template's SHA-256 and its pieces, with
+    """Return the row of `templates` in prompts.json for the C converter: the template's SHA-256 and its pieces, with
     names of special tokens in braces. Templates that use the settings of a family need a row per family; those of
     models whose row in `rows` has settings, a row per such row."""
     settings = row["settings"] if row else settings_of(families[0] if families else "")
@@ -163,7 +164,7 @@ def filled(piece, tokens, where):
 def meta_of(template, tokens, family, name, where, wanted=None, say=lambda message: None):
     known = data()
     row = row_for(known["rows"], family, name, wanted)
-    if "pieces" in row:  # the authors prompt without the template, if there is one
+    if "pieces" in row:  # the authors use these instead of a chat template
         pieces = {key: filled(piece, tokens, where) for key, piece in row["pieces"].items()}
     elif template is None:
         return {}
@@ -178,7 +179,7 @@ def meta_of(template, tokens, family, name, where, wanted=None, say=lambda messa
 
 
 def is_bare(meta):
-    """Return True if a prompt is a text to the tokeniser, which then puts its bos token before it."""
+    """Return True if the tokeniser puts its bos token before a prompt, as before any text."""
     return meta.get("prompt.prefix") == "" and any(
         row["name"] == meta["prompt.name"] and "pieces" in row for row in data()["rows"])
 

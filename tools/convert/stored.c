@@ -301,7 +301,7 @@ int stored_connect_scales(making *m, stored_list *list, const uint64_t block[2])
         for (size_t k = 0; k < sizeof unused / sizeof *unused; k++) {
             if (!text_ends_with(t->name, length, unused[k])) continue;
             t->taken = 1;
-            if (!noted++) making_note(m, "ignoring the scales of activations: they are not in FP8 here");
+            if (!noted++) making_note(m, "ignoring the scales of activations, which are not in FP8 here");
         }
         if (strncmp(t->format->name, "F8_", 3) != 0) continue;
         char *name = making_keep(m, NULL, length + sizeof "_scale_inv");
