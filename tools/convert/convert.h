@@ -24,7 +24,7 @@ typedef struct convert_options {
 
 typedef enum convert_layout { CONVERT_NONE, CONVERT_MARIAN, CONVERT_HUB, CONVERT_GGUF } convert_layout;
 
-/* Guess the layout of a folder or a file by the names of its files; CONVERT_NONE if it is no published model. */
+/* Guess the layout of a folder or a file by the names of its files; CONVERT_NONE if it is not a published model. */
 convert_layout convert_guess(const char *path);
 
 /* Convert to the file `out`, which appears only when complete. Uses memory for the largest matrix or expert and for the
