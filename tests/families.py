@@ -4,8 +4,8 @@
 Usage: tests/families.py [--check]
 
 A cell of ROWS is a text and the test that proves it, as `TEXT; SUITE:TEST`; None: does not apply. --check, which `make
-check` runs, fails if a test is gone, if a type of tools/convert/decoder.inc has no row, or if the table in MODELS.md
-differs.
+check` runs, fails if a test is missing, if a type of tools/convert/decoder.inc has no row, or if the table in
+MODELS.md is out of date.
 """
 import os
 import re
@@ -54,7 +54,7 @@ def suite(name):
         for ending in ".py", ".c":
             if name + ending in names:
                 return os.path.relpath(os.path.join(folder, name + ending), ROOT)
-    raise SystemExit(f"tests/families.py: there is no suite {name}")
+    raise SystemExit(f"tests/families.py: no suite {name}")
 
 
 def cell(proof):
@@ -75,7 +75,7 @@ def table():
         types = set(re.findall(r'^FAMILY\("(\w+)"', file.read(), re.M))
     rows = {name for row in ROWS for name in (row[1] or "").split()}
     if types != rows:
-        raise SystemExit(f"tests/families.py: types without a row, or unknown ones: {' '.join(sorted(types ^ rows))}")
+        raise SystemExit(f"tests/families.py: types without a row, or unknown types: {' '.join(sorted(types ^ rows))}")
     lines = [HEAD, "|" + "---|" * (HEAD.count("|") - 1)]
     for family, names, models, checkpoints, *proofs in ROWS:
         family += " (%s)" % ", ".join(f"`{name}`" for name in names.split()) if names else ""
@@ -91,7 +91,7 @@ def main():
     begin = text.index(HEAD)
     new = text[:begin] + table() + text[text.index("\n\n", begin):]
     if sys.argv[1:] == ["--check"]:
-        return f"{PAGE}: the table of families is old; run tests/families.py" if new != text else 0
+        return f"{PAGE}: the table of families is out of date: run tests/families.py" if new != text else 0
     with open(path, "w", encoding="utf-8") as file:
         file.write(new)
 
