@@ -159,7 +159,8 @@ export class Translator {
 
   async translate(text, settings) {
     if (typeof text !== 'string') throw new TypeError(`the text is not a string: it is of type ${typeOf(text)}`);
-    if (Array.isArray(settings) || typeof (settings ?? {}) !== 'object') throw new TypeError('options: expected an object');
+    if (Array.isArray(settings) || typeof (settings ?? {}) !== 'object')
+      throw new TypeError('options: expected an object');
     const { signal, ...rest } = settings ?? {}, options = given(rest);
     checkSignal(signal);
     const cancelled = this.#cancelled, stop = () => signal?.aborted || this.#cancelled !== cancelled;
