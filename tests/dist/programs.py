@@ -122,7 +122,8 @@ def commands_and_texts():
         for command in listed:
             if command not in ("documents", "evaluate"):
                 out = p.run(command, "--help")[0]
-                assert re.match(r"Usage: moe-(\w+) ", out), out
+                assert re.match(rf"Usage: moe {command} ", out), out
+                assert not re.search(r"[ (]moe-(translate|server|get|info|prune)[ ;:.]", out), out
                 assert version in p.run(command, "--version")[0]
 
 
@@ -131,6 +132,7 @@ def links_select_a_command():
     if EMULATOR:
         raise Skip("the emulator opens the link's target")
     with place() as p:
+        assert p.run("--help", name="moe-get")[0].startswith("Usage: moe-get "), "links keep their names"
         for name in ("moe-translate", p.folder + "/moe-translate", "./moe-translate"):
             assert p.run(SENTENCE, "-t", "fr", name=name)[0] == FRENCH
         assert p.run("--version", name="moe-get")[0] == ordinary("moe-get", "--version")
@@ -273,6 +275,8 @@ NOWHERE = "/nonexistent.bin"
 WRONG = [  # arguments, status, part of the message
     (["serv"], 2, "did you mean 'serve'"), (["tranlsate"], 2, "did you mean 'translate'"),
     (["server"], 2, "did you mean 'serve'"), (["moe-get"], 2, "did you mean 'get'"),
+    (["help"], 2, "did you mean '--help'"), ([SENTENCE, "-t", "pt"], 2, "fetch one: moe get en-pt"),
+    (["get", "--frobnicate"], 2, "see moe get --help"), (["get", "--list"], 4, "HOME"),
     ([], 2, "Usage: moe"), (["--frobnicate"], 2, "--frobnicate"), ([SENTENCE], 2, "missing -t LANG"),
     ([SENTENCE, "-t"], 2, "-t"), ([SENTENCE, "-t", "xx"], 2, "xx"), ([SENTENCE, "-t", "fr", "--beam", "0"], 2, "--beam"),
     ([SENTENCE, "-t", "fr", "-m", NOWHERE], 3, NOWHERE), ([SENTENCE, "-t", "fr", "-m", "/"], 3, "not a regular file"),
@@ -319,7 +323,13 @@ def damaged_programs_are_explained():
             with open(p.folder + "/moe", "wb") as file:
                 file.write(changed)
             _, err = p.run(SENTENCE, "-t", "fr", status=status)
-            assert err.startswith("moe-translate: ") and err.count("\n") == 1, (name, err)
+            *about, last = err.splitlines()
+            assert last.startswith("moe-translate: "), (name, err)
+            if status == 2:  # the advice that follows is for a program without a model
+                assert len(about) == 1 and "download it again" in about[0], (name, err)
+                assert last.endswith("or fetch one: moe get en-fr"), (name, err)
+            else:
+                assert not about, (name, err)
 
 
 @test

@@ -4,6 +4,8 @@
 #define _POSIX_C_SOURCE 200809L /* setenv */
 
 #include "tools/programs/console.h"
+#include "tools/programs/options.h"
+#include "tools/text/contained.h"
 #include "tools/text/places.h"
 #include "tools/text/system.h"
 
@@ -80,6 +82,8 @@ static const program *find_program(const char *name, int by_command) {
 
 /* Return the command that `word` misspells by one letter (or a swap) or names in full, or NULL. */
 static const char *similar_command(const char *word) {
+    if (strcmp(word, "help") == 0) return "--help";
+    if (strcmp(word, "version") == 0) return "--version";
     for (int i = 0; i < PROGRAMS; i++) {
         const char *a = programs[i].command, *b = word;
         const size_t from = strlen(a), to = strlen(word);
@@ -146,10 +150,28 @@ static int run_python(const program *p, int is_link, int argc, char **argv) {
     return EXIT_MODEL;
 }
 
+static const char *command_of(const char *name, size_t length) {
+    for (const program *p = programs; p < programs + PROGRAMS; p++)
+        if (strlen(p->name) == length && memcmp(name, p->name, length) == 0) return p->command;
+    return NULL;
+}
+
+/* Say why the model inside is not used, because what follows may be that no model is installed. */
+static void check_own_model(void) {
+    char own[4096];
+    text_contained model;
+    if (text_place_of_self(own, sizeof own) && !text_find_contained(own, &model))
+        program_error("%s: the model inside is missing or cannot be read; if the file is incomplete or was changed, "
+                      "download it again",
+                      own);
+}
+
 static int run(const program *p, int is_link, int argc, char **argv) {
     static char name[32];
     snprintf(name, sizeof name, "%s", p->name);
     argv[0] = name;
+    if (!is_link) option_use_commands(command_of);
+    check_own_model();
     if (p->run) return p->run(argc, argv);
     program_begin(name);
     return run_python(p, is_link, argc, argv);

@@ -652,7 +652,7 @@ static int list_fetched(const options *o) {
         put_row(&list, &(row){ models[i].id, models[i].licence, models[i].variant, models[i].bytes, models[i].comet,
                                models[i].bleu, !models[i].complete });
     if (!n && !o->json)
-        fprintf(stderr, "no models in %s; moe-get en-pt fetches one, moe-get --search WORD lists some\n", folder);
+        program_error("no models in %s; moe-get en-pt fetches one, moe-get --search WORD lists some", folder);
     free(models);
     return end_rows(&list);
 }
@@ -690,10 +690,11 @@ static int search(getter *g, const char *word) {
     const int status = load_index(g, &e) ? failed(&e) : EXIT_DONE;
     if (status == EXIT_DONE) search_index(g, word, &list);
     if (!list.n && status == EXIT_DONE && !g->o->json)
-        fprintf(stderr,
-                "nothing matches '%s' here; OPUS-MT has more pairs: moe-get SOURCE-TARGET, and OWNER/NAME names "
-                "any repository of Hugging Face\n",
-                word);
+        program_error(
+            "nothing matches '%s' here; OPUS-MT has more pairs: moe-get SOURCE-TARGET, and OWNER/NAME names any "
+            "repository of Hugging Face",
+            word);
+
     const int printed = end_rows(&list);
     return status != EXIT_DONE ? status : printed;
 }

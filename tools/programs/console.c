@@ -3,6 +3,7 @@
 #define _DARWIN_C_SOURCE
 
 #include "tools/programs/console.h"
+#include "tools/programs/options.h"
 #include "tools/text/bytes.h"
 #include "tools/text/moetext.h"
 #include "tools/text/open.h"
@@ -103,7 +104,7 @@ static void say(const char *format, va_list arguments, const char *end) {
     fprintf(stderr, "%s: ", program_name);
     for (size_t i = 0, skip; i < length; i += skip) {
         const size_t run = text_fit(line + i, length - i, &skip, &instead);
-        fwrite(line + i, 1, run, stderr);
+        option_put(stderr, line + i, run);
         if (skip) fputs(instead, stderr);
         i += run;
     }
@@ -122,7 +123,8 @@ int program_usage_error(const char *format, ...) {
     va_start(arguments, format);
     say(format, arguments, "; see ");
     va_end(arguments);
-    fprintf(stderr, "%s --help\n", program_name);
+    option_put(stderr, program_name, strlen(program_name));
+    fputs(" --help\n", stderr);
     return EXIT_USAGE;
 }
 

@@ -6,6 +6,7 @@
 #include "tools/text/bytes.h"
 #include "tools/text/settings.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -62,6 +63,36 @@ static void add_list(table *t, const option_list *list) {
 
 /* ---- 2. Help ------------------------------------------------------------------------------------------- */
 
+static const char *(*command_of_program)(const char *name, size_t length);
+
+void option_use_commands(const char *(*command_of)(const char *name, size_t length)) {
+    command_of_program = command_of;
+}
+
+/* Return the length of the word at `at` if it may be the name of a program, not part of a path or file name. */
+static size_t name_length(const char *text, size_t length, size_t at) {
+    size_t n = 4;
+    if (length - at < 5 || memcmp(text + at, "moe-", 4) != 0 || (at && !strchr(" ('`\n", text[at - 1]))) return 0;
+    while (at + n < length && islower((unsigned char)text[at + n])) n++;
+    const char next = at + n < length ? text[at + n] : ' ', after = at + n + 1 < length ? text[at + n + 1] : ' ';
+    return strchr("-_/", next) || isalnum((unsigned char)next) || (next == '.' && isalnum((unsigned char)after)) ? 0
+                                                                                                                 : n;
+}
+
+size_t option_put(FILE *to, const char *text, size_t length) {
+    size_t from = 0, written = 0;
+    for (size_t i = 0, n; command_of_program && i < length; i += n ? n : 1) {
+        n = name_length(text, length, i);
+        const char *command = n ? command_of_program(text + i, n) : NULL;
+        if (!command) continue;
+        written += fwrite(text + from, 1, i - from, to);
+        written += fwrite("moe ", 1, 4, to);
+        written += fwrite(command, 1, strlen(command), to);
+        from = i + n;
+    }
+    return written + fwrite(text + from, 1, length - from, to);
+}
+
 /* Print words, wrapped at WIDTH and indented by `indent`. `column` is the current column; return the new one. */
 static int put_words(FILE *to, const char *text, size_t length, int column, int indent) {
     for (const char *word = text, *end; word < text + length; word = end) {
@@ -71,7 +102,7 @@ static int put_words(FILE *to, const char *text, size_t length, int column, int 
             column = fprintf(to, "\n%*s", indent, "") - 1;
             word++;
         }
-        column += (int)fwrite(word, 1, (size_t)(end - word), to);
+        column += (int)option_put(to, word, (size_t)(end - word));
     }
     return column;
 }
@@ -79,7 +110,7 @@ static int put_words(FILE *to, const char *text, size_t length, int column, int 
 static void put_text(FILE *to, const char *text) {
     for (size_t length; *text; text += length + (text[length] == '\n')) {
         length = strcspn(text, "\n");
-        if (*text == ' ') fwrite(text, 1, length, to);
+        if (*text == ' ') option_put(to, text, length);
         else put_words(to, text, length, 0, 0);
         fputc('\n', to);
     }
@@ -129,7 +160,9 @@ static void put_help(FILE *to, const table *t) {
     const option_program *p = t->program;
     for (const char *at = p->usage; *at;) {
         const size_t length = strcspn(at, "\n");
-        fprintf(to, "%s %s %.*s\n", at == p->usage ? "Usage:" : "      ", p->name, (int)length, at);
+        fputs(at == p->usage ? "Usage: " : "       ", to);
+        option_put(to, p->name, strlen(p->name));
+        fprintf(to, " %.*s\n", (int)length, at);
         at += length + (at[length] == '\n');
     }
     put_text(to, p->about);
@@ -156,7 +189,9 @@ int option_refuse(const option_program *p, const char *format, ...) {
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
     text_append_clean(&line, message, strlen(message)); /* remove control characters from quoted arguments */
-    fprintf(stderr, "%s: %s; see %s --help\n", p->name, line.failed ? "out of memory" : line.data, p->name);
+    fprintf(stderr, "%s: %s; see ", p->name, line.failed ? "out of memory" : line.data);
+    option_put(stderr, p->name, strlen(p->name));
+    fputs(" --help\n", stderr);
     text_bytes_free(&line);
     return USAGE;
 }

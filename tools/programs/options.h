@@ -5,6 +5,7 @@
 #include "tools/text/rows.h"
 
 #include <getopt.h> /* optind */
+#include <stdio.h>
 
 /* Option rows of a program. `rows` ends with a row without a name; NULL means the rows of libmoetext. `base` is the
  * offset of the struct with the rows' members. `names` selects rows ("model input"); NULL selects all rows that have a
@@ -64,6 +65,11 @@ typedef struct option_file {
 /* Set the fields of `options` from the command line, and optind to the index of the first argument that is not an
  * option. Return -1, or an exit status after --help, --version or an error message. */
 int option_parse(const option_program *program, int argc, char **argv, void *options);
+/* Let messages and help name commands of one program, such as `moe get`, in place of programs, such as moe-get.
+ * `command_of` returns "get" for the `length` bytes "moe-get", and NULL if they name no program. */
+void option_use_commands(const char *(*command_of)(const char *name, size_t length));
+/* Write a text with the names that option_use_commands selects. Return the number of bytes written. */
+size_t option_put(FILE *to, const char *text, size_t length);
 /* Print "NAME: MESSAGE; see NAME --help" to standard error and return EXIT_USAGE. */
 #ifdef __GNUC__
 __attribute__((format(printf, 2, 3)))
