@@ -330,6 +330,16 @@ def damaged_programs_are_explained():
                 assert last.endswith("or fetch one: moe get en-fr"), (name, err)
             else:
                 assert not about, (name, err)
+        with open(p.folder + "/moe", "wb") as file:  # as in a package, with its model elsewhere
+            file.write(data[:offset])
+        variables = {"MOE_MODEL": os.path.join(ROOT, "models/en-de-fr-es.bin")}
+        assert p.run(SENTENCE, "-t", "fr", name="moe-translate", variables=variables) == (FRENCH, "")
+        os.makedirs(p.folder + "/share/moe")
+        os.makedirs(p.folder + "/bin")
+        shutil.copy(variables["MOE_MODEL"], p.folder + "/share/moe")
+        os.rename(p.folder + "/moe", p.folder + "/bin/moe")
+        p.program = p.folder + "/bin/moe"
+        assert p.run(SENTENCE, "-t", "fr") == (FRENCH, "")
 
 
 @test

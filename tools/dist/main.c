@@ -5,7 +5,6 @@
 
 #include "tools/programs/console.h"
 #include "tools/programs/options.h"
-#include "tools/text/contained.h"
 #include "tools/text/places.h"
 #include "tools/text/system.h"
 
@@ -156,11 +155,11 @@ static const char *command_of(const char *name, size_t length) {
     return NULL;
 }
 
-/* Say why the model inside is not used, because what follows may be that no model is installed. */
+/* Say why the model inside is not used if there is no other one, because what follows is that none is installed. A
+ * package's program has no model inside and only names of links. */
 static void check_own_model(void) {
-    char own[4096];
-    text_contained model;
-    if (text_place_of_self(own, sizeof own) && !text_find_contained(own, &model))
+    char own[4096], shipped[4096];
+    if (!text_place_of_shipped(shipped, sizeof shipped) && text_place_of_self(own, sizeof own))
         program_error("%s: the model inside is missing or cannot be read; if the file is incomplete or was changed, "
                       "download it again",
                       own);
@@ -170,8 +169,7 @@ static int run(const program *p, int is_link, int argc, char **argv) {
     static char name[32];
     snprintf(name, sizeof name, "%s", p->name);
     argv[0] = name;
-    if (!is_link) option_use_commands(command_of);
-    check_own_model();
+    if (!is_link) option_use_commands(command_of), check_own_model();
     if (p->run) return p->run(argc, argv);
     program_begin(name);
     return run_python(p, is_link, argc, argv);
