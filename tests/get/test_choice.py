@@ -157,7 +157,8 @@ def a_fetched_model_is_named_if_its_name_is_not_a_file():
             done = h.run("-m", name, "-t", "pt", "w5", status=(3,))
             assert f"the fetched model is {h.cache}/firefox/en-pt.bin" in done.stderr, done.stderr
         for name in "en-xx", "../.cache/moe/firefox/en-pt", "/firefox/en-pt":
-            assert "fetched model" not in h.run("-m", name, "-t", "pt", "w5", status=(3,)).stderr
+            said = h.run("-m", name, "-t", "pt", "w5", status=(3,)).stderr
+            assert "fetched model" not in said and ("moe-get en-xx" in said) == (name == "en-xx"), said
 
 
 @test

@@ -292,6 +292,10 @@ static const struct {
       "7zXZ",
       "compressed by xz; decompress it with xz -dc" },
     { "\x28\xB5\x2F\xFD", "compressed by zstd; decompress it with zstd -dc" },
+    { "\x7F"
+      "ELF",
+      "a program, not text" },
+    { "MZ\x90", "a program, not text" },
     { "%PDF-1.", "a PDF file; extract its text first, e.g. with pdftotext" },
     { "%PDF-2.", "a PDF file; extract its text first, e.g. with pdftotext" },
     { "{\\rtf1", "an RTF file; save it as .docx for moe-documents" },

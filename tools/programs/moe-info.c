@@ -632,11 +632,14 @@ int main(int argc, char **argv) {
     moe_error e;
     if (text_open(path, TEXT_IDS_ONLY | (o.no_cache ? TEXT_NO_CACHE : 0), &params, &front, &e))
         return program_model_error(path, &e);
+    const int pages = !o.attribution && !o.json;
     if (o.attribution) put_attribution(front.model, &out);
     else if (o.json) put_json(&front, path, o.check, &out);
     else put_pages(&front, path, o.tensors, o.check, &out);
     if (out.failed) program_error("out of memory"), status = EXIT_MODEL;
-    else fwrite(out.data, 1, out.length, stdout), status = program_printed();
+    else
+        (pages ? option_put(stdout, out.data, out.length) : fwrite(out.data, 1, out.length, stdout)),
+            status = program_printed();
     text_bytes_free(&out);
     text_close(&front);
     return status;

@@ -364,14 +364,14 @@ static moe_status keep_of_pair(plan *p, const cJSON *lists, const direction *pai
 static moe_status read_file(const char *path, text_bytes *out, moe_error *e) {
     char block[1 << 16];
     FILE *in = fopen(path, "rb");
-    if (!in) return text_fail(e, MOE_ERROR_IO, "", "cannot open: %s", strerror(errno));
+    if (!in) return text_fail(e, MOE_ERROR_IO, "", "cannot open %s: %s", path, strerror(errno));
     size_t n;
     while (out->length <= LONGEST_LIST && !out->failed && (n = fread(block, 1, sizeof block, in)) > 0)
         text_append(out, block, n);
     const int broken = ferror(in);
     text_append(out, "", 1);
     fclose(in);
-    if (broken) return text_fail(e, MOE_ERROR_IO, "", "cannot read: %s", strerror(errno));
+    if (broken) return text_fail(e, MOE_ERROR_IO, "", "cannot read %s: %s", path, strerror(errno));
     if (out->failed) return text_out_of_memory(e);
     return out->length > LONGEST_LIST ? text_fail(e, MOE_ERROR_FORMAT, "", "longer than 1 GiB") : MOE_OK;
 }

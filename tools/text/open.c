@@ -367,7 +367,8 @@ void text_say_how_to_convert(const char *path, moe_error *error) {
     free(data);
 }
 
-/* Say that a folder is not a model, or name the fetched model that a missing file may mean: firefox/en-pt or en-pt. */
+/* Say that a folder is not a model, or name the fetched model that a missing file may mean: firefox/en-pt or en-pt;
+ * else say how to fetch one. */
 static void say_what_is_there(const char *path, moe_error *error) {
     static const char *const owners[] = { "", "firefox/" };
     char folder[2048], found[4096];
@@ -384,6 +385,7 @@ static void say_what_is_there(const char *path, moe_error *error) {
             return;
         }
     }
+    if (!path[strcspn(path, "./\\")]) say(error, "; if that is a model's name, fetch it first: moe-get %.100s", path);
 }
 
 moe_status text_open_source(const moe_source *given, int level, const moe_model_params *params, text_front *front,
