@@ -89,6 +89,20 @@ def the_file_equals_that_of_hugging_faces_layout():
 
 
 @gguf_test
+def any_pattern_of_windows_equals_that_of_hugging_faces_layout():
+    key, kinds = "gemma3__attention__sliding_window_pattern", ("full_attention", "sliding_attention")
+    for pattern in [0, 1, 1, 0], [True, False, True, True], [1, 1, 1, 1], [0, 0, 0, 0]:
+        with folder() as at:
+            config, arrays = made(at + "/hf", "gemma3_text", layer_types=[kinds[x] for x in pattern])
+            make_gguf.write(at + "/x.gguf", config, arrays, **{key: pattern})
+            assert convert("--from", "hf", at + "/hf", "-o", at + "/a")[0] is None
+            assert convert("--from", "gguf", at + "/x.gguf", "-o", at + "/b")[0] is None
+            assert_same(read(at + "/b"), read(at + "/a"), ["token.ends"])
+            found = [moefile.read_meta(at + "/b").get(f"decoder.{2 * i}.window", 0) for i in range(4)]
+            assert found == [5 * x for x in pattern], (pattern, found)
+
+
+@gguf_test
 def recommended_sampling_settings_are_stored():
     with folder() as at:
         config, arrays = made(at + "/hf", "qwen3_moe")

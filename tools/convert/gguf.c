@@ -541,16 +541,34 @@ static double check_positions(gguf *g) {
     return found;
 }
 
+/* Set the windows of Gemma's layers. The pattern is a period, or a list with 1 for layers with a window. */
+static void read_pattern(gguf *g, int64_t window) {
+    static const char key[] = ".attention.sliding_window_pattern";
+    const value *v = find(g, key);
+    if (!v || v->type != ARRAY) {
+        const int64_t pattern = whole_key(g, key, 6, 1, 1 << 24);
+        if (g->m->status == MOE_OK) decoder_set_windows(&g->d, window, pattern);
+        return;
+    }
+    int good = v->count == (uint64_t)g->d.layers && (v->kind == BOOL || is_whole(v->kind));
+    for (int64_t i = 0; i < g->d.layers && good; i++) {
+        value kind;
+        decode_number(&kind, v->kind, v->data + (size_t)i * sizes[v->kind]);
+        good = kind.integer == 0 || kind.integer == 1;
+        g->d.windows[i] = kind.integer ? window : 0;
+    }
+    if (!good) refuse_value(g, v, ": expected 0 or 1 per layer");
+}
+
 /* Read Gemma's windows and positions. */
 static int read_windows(gguf *g, double theta, double factor) {
     enum { LAYERS_27B = 62 }; /* llama.cpp knows Gemma 3 27B, which has a query scale of its own, by its layers */
     decoder *d = &g->d;
-    const int64_t window = whole_key(g, ".attention.sliding_window", 0, 0, 1 << 20),
-                  pattern = whole_key(g, ".attention.sliding_window_pattern", 6, 1, 1 << 24);
+    const int64_t window = whole_key(g, ".attention.sliding_window", 0, 0, 1 << 20);
     const double local = real_key(g, ".rope.freq_base_swa", 1e4, 1.0, 1e12);
     const int64_t scalar = d->layers == LAYERS_27B ? d->width / d->heads : d->head;
+    if (g->m->status == MOE_OK) read_pattern(g, window);
     if (g->m->status) return 0;
-    decoder_set_windows(d, window, pattern);
     d->query_scale = sqrt((double)d->head / (double)scalar);
     d->local_frequencies = decoder_frequencies(g->m, d, local);
     d->frequencies = decoder_frequencies(g->m, d, theta);

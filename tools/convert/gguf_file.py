@@ -424,9 +424,16 @@ LAYERS_27B = 62  # llama.cpp knows Gemma 3 27B, which has a query scale of its o
 
 
 def windows_of(k, c, factor):
-    """Add Gemma's windows and positions to `c`."""
+    """Add Gemma's windows and positions to `c`. The pattern is a period, or a list with 1 for layers with a window."""
     window, heads = k.of("attention.sliding_window", int, 0, least=0, most=1 << 20), c["num_attention_heads"]
-    pattern = k.of("attention.sliding_window_pattern", int, 6, least=1, most=1 << 24)
+    key = f"{k.architecture}.attention.sliding_window_pattern"
+    kinds, pattern = k.raw(key), 6
+    if isinstance(kinds, np.ndarray):
+        if len(kinds) != c["num_hidden_layers"] or kinds.dtype.kind == "f" or not np.isin(kinds, (0, 1)).all():
+            k.refuse(key, kinds, ": expected 0 or 1 per layer")
+        c["layer_types"] = ["sliding_attention" if x and window else "full_attention" for x in kinds]
+    else:
+        pattern = k.of("attention.sliding_window_pattern", int, pattern, least=1, most=1 << 24)
     c.update(sliding_window=window or 1, sliding_window_pattern=pattern if window else 1,
              rope_local_base_freq=k.of("rope.freq_base_swa", float, 1e4, least=1.0, most=1e12),
              query_pre_attn_scalar=c["hidden_size"] // heads if c["num_hidden_layers"] == LAYERS_27B else c["head_dim"])
