@@ -6,6 +6,7 @@ the damaged file and the problem.
 Usage: tests/python tests/convert/test_decoder_c.py [--only NAME]
 """
 import argparse
+import base64
 import contextlib
 import io
 import json
@@ -127,6 +128,27 @@ def folders_have_the_same_bytes():
         os.unlink(at + "/generation_config.json")
         make.make(at, "llama", num_return_sequences=1, temperature=0.5, num_beams=3, moe_topk=4)
         assert_same(at)
+
+
+@gguf_test
+def ranks_have_the_same_bytes():
+    """hy.tiktoken, as Hunyuan-MT-7B has it, instead of tokenizer.json."""
+    with tempfile.TemporaryDirectory() as at:
+        make.make(at, "hunyuan_v1_dense", vocab_size=700)
+        make.write_ranks(at)
+        assert_same(at)
+        lines = bytes_of(at + "/hy.tiktoken").splitlines()
+        write(at + "/hy.tiktoken", b"\r\n".join(lines))
+        assert_same(at)
+        abc = base64.b64encode(b"qzjx") + b" %d" % len(lines)  # a token that merges cannot produce
+        for number, damaged in enumerate((lines[:-1] + [b"x"], lines[:-1] + [b"%%%% 419"], lines[:-1] + [b"QQ 419"],
+                                          lines[:-1] + [b"QQ== 419 1"], lines + lines[:1], lines[1:], [b""], lines + [abc],
+                                          lines + [lines[0].split()[0] + b" %d" % len(lines)], lines + [b"==== 420"],
+                                          lines[:-1] + [lines[-1] + b"\0"], lines[:200])):
+            write(at + "/hy.tiktoken", b"\n".join(damaged))
+            for complaint, _ in convert_c(at, at + "/c"), convert_python(at, at + "/python"):
+                assert complaint and "hy.tiktoken" in complaint, (number, complaint)
+                assert not os.path.exists(at + "/c") and not os.path.exists(at + "/python"), number
 
 
 def plain(text):
@@ -292,6 +314,18 @@ def gguf_files_have_the_same_bytes():
         for more in {}, {"tokenizer__ggml__add_bos_token": True}, {"tokenizer__ggml__eot_token_id": 421}:
             with gguf_file(family, 448, {"bos_token_id": 420}, tokens=True, **more) as path:
                 assert_same(path)
+
+
+@gguf_test
+def patterns_of_windows_have_the_same_bytes():
+    key = "gemma3__attention__sliding_window_pattern"
+    for pattern in 2, [0, 1, 1, 0], [True, False, True, True], [1, 1, 1, 1], [0, 0, 0, 0]:
+        with gguf_file("gemma3_text", **{key: pattern}) as path:
+            assert_same(path)
+    for pattern in [0, 1, 1], [0, 1, 1, 0, 1], [0, 1, 2, 0], [-1, 0, 0, 0], [0.0, 1.0, 1.0, 0.0], ["a"] * 4, 0, "a":
+        with gguf_file("gemma3_text", **{key: pattern}) as path:
+            for complaint, _ in convert_c(path, path + ".c"), convert_python(path, path + ".python"):
+                assert complaint and "sliding_window_pattern is" in complaint, (pattern, complaint)
 
 
 # Number formats of GGUF, and where their blocks have float16 scales

@@ -54,6 +54,7 @@ def train(path, **changes):
 @contextlib.contextmanager
 def folder(config=None, added=None, family="llama", **changes):
     """Yield a checkpoint with tokenizer.model, given tokenizer_config.json and added_tokens.json."""
+    changes = {**GEMMA, **changes} if family == "gemma3_text" else changes
     with tempfile.TemporaryDirectory() as at:
         os.mkdir(at + "/m")
         make.make(at + "/m", family, vocab_size=SIZE + 4)
@@ -75,6 +76,32 @@ def texts_are_split_as_by_sentencepiece():
         assert len({i for ids in wanted for i in ids}) > SIZE // 2
         assert [(x.id, x.content, x.special, x.in_text) for x in blob.added[:4]] == [
             (0, "<unk>", True, False), (1, "<s>", True, False), (2, "</s>", True, False), (3, SYMBOLS[0], False, True)]
+
+
+TURNS = ["<start_of_turn>", "<end_of_turn>"]
+GEMMA = {"add_dummy_prefix": False, "pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "pad_piece": "<pad>",
+         "eos_piece": "<eos>", "bos_piece": "<bos>", "user_defined_symbols": ["\n\n", "\t", "<b>", *TURNS]}
+PICTURES = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+
+
+@spm_test
+def gemma_gets_no_space_and_its_bos_token():
+    for config, start in (None, 2), ({**PICTURES, "add_bos_token": False}, None), ({"bos_token": "<eos>"}, 1):
+        with folder(config, {"<image_soft_token>": SIZE + 1}, "gemma3_text") as at:
+            test_decoder_c.assert_same(at)
+            model, blob = (sentencepiece.SentencePieceProcessor(model_file=at + "/tokenizer.model"),
+                           byte_bpe.tokenizer_blob(at, family="gemma3_text"))
+            assert blob.start == start, (config, blob.start)
+            special = [x.content for x in blob.added if x.special and not x.in_text]
+            named = ["<image_soft_token>"] * ("image_token" in (config or {}))
+            assert special == ["<pad>", "<eos>", "<bos>", "<unk>", *TURNS, *named], special
+            lines = [x for x in texts() if not any(turn in x for turn in TURNS)]
+            lines += ["a\n\n\n\nb <b>c", " \t\t  d", "  e"]
+            wanted = [model.encode(x) for x in lines]
+            assert agree(blob, lines, wanted, False) == [model.decode(ids) for ids in wanted]
+    with folder(None, None, "gemma3_text", add_dummy_prefix=True) as at:
+        for convert in test_decoder_c.convert_c, test_decoder_c.convert_python:
+            assert "but GemmaTokenizer does not" in convert(at, at + "/out")[0]
 
 
 CASES = ({}, {"legacy": False}, {"add_prefix_space": False, "tokenizer_class": "LlamaTokenizerFast"},

@@ -11,7 +11,7 @@ from marian_damage import packed_folder
 NAMES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
          "chat_template.jinja", "model.safetensors", "model.safetensors.index.json", "model-00001-of-00002.safetensors",
          "model-00002-of-00002.safetensors", "x.gguf", "x-00001-of-00002.gguf", "x-00002-of-00002.gguf",
-         "tokenizer.model", "added_tokens.json")
+         "tokenizer.model", "added_tokens.json", "hy.tiktoken")
 SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
          "intermediate_size": 8, "moe_intermediate_size": 4, "num_experts": 3, "num_experts_per_tok": 2,
          "max_position_embeddings": 16}
@@ -71,6 +71,10 @@ def write_seeds(made):
         with open(at + "/added_tokens.json", "w", encoding="utf-8") as file:
             file.write('{"<new>": 280}')
         write(made, "llama-pieces", at)
+    with tempfile.TemporaryDirectory() as at:
+        small(at, "hunyuan_v1_dense", vocab_size=700)
+        make.write_ranks(at)
+        write(made, "hunyuan-ranks", at)
     for family, kind in make_gguf.TOKENISERS.items():
         for number, options in enumerate(({}, {"second": True}, {"shards": 2}, {"vocab_size": 448})):
             with tempfile.TemporaryDirectory() as at:

@@ -18,7 +18,8 @@ static const char *const names[] = { "config.json",
                                      "x-00001-of-00002.gguf",
                                      "x-00002-of-00002.gguf",
                                      "tokenizer.model",
-                                     "added_tokens.json" };
+                                     "added_tokens.json",
+                                     "hy.tiktoken" };
 enum { NAMES = sizeof names / sizeof *names };
 
 int LLVMFuzzerInitialize(int *argc, char ***argv) {

@@ -474,11 +474,16 @@ def read_settings(folder, flags=0):
     return values
 
 
+STARTS = {"LlamaTokenizer": "<s>", "CodeLlamaTokenizer": "<s>", "GemmaTokenizer": "<bos>"}
+
+
 def start_of(about, start, ids):
-    """Return the token before texts: the post-processor's `start`, unless transformers' Llama class replaces it."""
-    if not f"{about.get('tokenizer_class')}".startswith(("LlamaTokenizer", "CodeLlamaTokenizer")):
+    """Return the token before texts: the post-processor's `start`, unless transformers' class for Llama or Gemma
+    replaces it."""
+    bos = next((bos for name, bos in STARTS.items() if f"{about.get('tokenizer_class')}".startswith(name)), None)
+    if bos is None:
         return start
-    return ids.get((contents([about.get("bos_token")]) or ["<s>"])[0]) if about.get("add_bos_token", True) else None
+    return ids.get((contents([about.get("bos_token")]) or [bos])[0]) if about.get("add_bos_token", True) else None
 
 
 def more_added(folder, added, about, flags):
@@ -557,10 +562,11 @@ def tiktoken_blob(path, vocabulary=None):
 
 
 # ---- tokenizer.model -------------------------------------------------------------------------------------------------
-# Without tokenizer.json, a SentencePiece model is converted as by transformers' class for Llama.
+# Without tokenizer.json, a SentencePiece model is converted as by transformers' class for Llama or Gemma.
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # types of pieces
-CLASSES = "LlamaTokenizer", "LlamaTokenizerFast"
+CLASSES = "LlamaTokenizer", "LlamaTokenizerFast", "GemmaTokenizer", "GemmaTokenizerFast"
+TURNS = "<start_of_turn>", "<end_of_turn>"  # special tokens of Gemma, although its models call them user-defined
 
 
 def read_model(path):
@@ -597,10 +603,11 @@ def class_of(folder, about, family):
     return about.get("tokenizer_class") or config.get("tokenizer_class") or dict(ROWS["CLASS"]).get(family)
 
 
-def added_pieces(folder, pieces, about):
-    """Return the [Added] of a SentencePiece model and the folder's other files."""
-    found = [Added(i, text, kind != USER, False, kind == USER) for i, (text, _, kind) in enumerate(pieces)
-             if kind in (UNKNOWN, CONTROL, USER)]
+def added_pieces(folder, pieces, about, special):
+    """Return the [Added] of a SentencePiece model, whose pieces `special` are special, and the folder's other files."""
+    in_text = lambda text, kind: kind == USER and text not in special
+    found = [Added(i, text, not in_text(text, kind), False, in_text(text, kind))
+             for i, (text, _, kind) in enumerate(pieces) if kind in (UNKNOWN, CONTROL, USER)]
     more = about.get("added_tokens_decoder")
     if more is not None:
         known = set(contents(list(more.values()) if isinstance(more, dict) else []))
@@ -618,16 +625,20 @@ def model_blob(folder, vocabulary, family):
     path, config = (os.path.join(folder, name) for name in ("tokenizer.model", "tokenizer_config.json"))
     reader, about = Reader(path), read_json(config) if os.path.exists(config) else {}
     if (name := class_of(folder, about, family)) not in CLASSES:
-        reader.fail(f"tokenizer_class {short(name)} with this file is not supported: expected {CLASSES[0]}")
-    (pieces, spaced), wanted = read_model(path), about.get("add_prefix_space")
-    if wanted is not False and not spaced:
+        reader.fail(f"tokenizer_class {short(name)} with this file is not supported: expected {CLASSES[0]} or "
+                    f"{CLASSES[2]}")
+    (pieces, spaced), gemma = read_model(path), name.startswith("Gemma")
+    wanted = not gemma and about.get("add_prefix_space") is not False
+    if wanted and not spaced:
         reader.fail("the model puts no space before texts, but add_prefix_space is not false")
+    if gemma and spaced:
+        reader.fail(f"the model puts a space before texts, but {name} does not")
     flags = CHARACTERS
-    if wanted is not False:
+    if wanted:
         flags |= TRIMMED | (FIRST | UNLESS if about.get("legacy") is False else PREFIX)
     read_settings(folder, flags)
     Reader(config).refuse(about, "tokeniser", **FINE["pieces"])
-    added = added_pieces(folder, pieces, about)
+    added = added_pieces(folder, pieces, about, TURNS if gemma else ())
     tokens = {i: text for i, (text, _, kind) in enumerate(pieces) if kind not in (UNKNOWN, CONTROL)}
     ids = {token.content: token.id for token in added} | {text: i for i, text in tokens.items()}
     start = start_of({**about, "tokenizer_class": name}, None, ids)

@@ -5,6 +5,7 @@
 #include "tools/convert/conf.h"
 #include "tools/convert/decoder.h"
 #include "tools/convert/pieces.h"
+#include "tools/convert/tiktoken.h"
 #include "tools/convert/safetensors.h"
 #include "tools/text/bpe.h"
 
@@ -859,6 +860,8 @@ static const char *content_of(const cJSON *x) {
     return cJSON_IsString(text) ? text->valuestring : NULL;
 }
 
+static const char gemma_class[] = "GemmaTokenizer";
+
 /* Return the name of transformers' class of the tokeniser, with or without "Fast". */
 static const char *class_of(hub *h) {
     const cJSON *own = conf_raw(&h->settings, "tokenizer_class"), *more = conf_raw(&h->config, "tokenizer_class");
@@ -870,18 +873,21 @@ static const char *class_of(hub *h) {
 }
 
 /* Return the token that precedes texts, or -1: the post-processor's, `start`, unless `name` is one of transformers'
- * classes for Llama, which replace it. */
+ * classes for Llama or Gemma, which replace it. */
 static int64_t start_of(hub *h, const char *name, int64_t start) {
-    static const char *const classes[] = { "LlamaTokenizer", "CodeLlamaTokenizer" };
+    static const struct {
+        const char *name, *bos;
+    } classes[] = { { "LlamaTokenizer", "<s>" }, { "CodeLlamaTokenizer", "<s>" }, { gemma_class, "<bos>" } };
     const pack_parts *parts = &h->tokens.parts;
     const cJSON *add = cJSON_GetObjectItemCaseSensitive(h->settings.object, "add_bos_token");
     const char *text = content_of(conf_raw(&h->settings, "bos_token"));
-    if (strncmp(name, classes[0], strlen(classes[0])) != 0 && strncmp(name, classes[1], strlen(classes[1])) != 0)
-        return start;
+    size_t k = 0;
+    while (k < ROWS(classes) && strncmp(name, classes[k].name, strlen(classes[k].name)) != 0) k++;
+    if (k == ROWS(classes)) return start;
     if (add && (cJSON_IsFalse(add) || cJSON_IsNull(add) ||
                 (cJSON_IsNumber(add) && !(add->valuedouble < 0) && !(add->valuedouble > 0))))
         return -1;
-    if (!text) text = "<s>";
+    if (!text) text = classes[k].bos;
     for (size_t i = 0; i < parts->n_tokens; i++)
         if (parts->tokens[i].data && text_is(parts->tokens[i].data, parts->tokens[i].length, text)) return (int64_t)i;
     for (size_t i = parts->n_added; i-- > 0;)
@@ -942,9 +948,9 @@ static int64_t read_tokeniser(hub *h) {
     return start;
 }
 
-/* ---- tokenizer.model: a SentencePiece model, converted as by transformers' class for Llama ---- */
+/* ---- tokenizer.model: a SentencePiece model, converted as by transformers' class for Llama or Gemma ---- */
 
-static const char model_file[] = "tokenizer.model";
+static const char model_file[] = "tokenizer.model", ranks_file[] = "hy.tiktoken";
 
 /* Return 1 if a file of special tokens names this text. */
 static int is_named_special(const conf *c, const char *text) {
@@ -978,8 +984,13 @@ static int read_added_map(hub *h, const cJSON *map) {
     return 1;
 }
 
+/* Return 1 for a special token of Gemma that its models call user-defined. */
+static int is_turn(moe_span text) {
+    return text_is(text.data, text.length, "<start_of_turn>") || text_is(text.data, text.length, "<end_of_turn>");
+}
+
 /* Add the special and user-defined pieces, and the tokens of the other files, which take precedence. */
-static int read_added_pieces(hub *h) {
+static int read_added_pieces(hub *h, int gemma) {
     pack_parts *parts = &h->tokens.parts;
     const cJSON *more = conf_raw(&h->settings, "added_tokens_decoder");
     conf map = { 0 };
@@ -987,10 +998,10 @@ static int read_added_pieces(hub *h) {
     if (!more && !read_json(h, ADDED_TOKENS, "added_tokens.json", &map, &found)) return 0;
     for (size_t i = 0; i < h->pieces.n && h->m->status == MOE_OK; i++) {
         const piece_of_bpe *p = &h->pieces.all[i];
-        const int is_user = p->kind == PIECE_USER;
+        const int is_user = p->kind == PIECE_USER && !(gemma && is_turn(p->text));
         const char *text = making_keep(h->m, p->text.data, p->text.length);
         const pack_added a = { (int64_t)i, { text, p->text.length }, !is_user, 0, is_user };
-        if (!text || (!is_user && p->kind != PIECE_UNKNOWN && p->kind != PIECE_CONTROL)) continue;
+        if (!text || (p->kind != PIECE_USER && p->kind != PIECE_UNKNOWN && p->kind != PIECE_CONTROL)) continue;
         if (more ? is_described(more, p->text) : cJSON_GetObjectItemCaseSensitive(map.object, text) != NULL) continue;
         making_failed(h->m,
                       text_add(&parts->added, &parts->n_added, &parts->added_capacity, &a, 1, sizeof a, h->m->error));
@@ -1024,12 +1035,14 @@ static int derive_merges(hub *h) {
 }
 
 /* Set the flags. Reject a model and settings that disagree on the space before texts. */
-static int read_spaces(hub *h) {
-    const int without = cJSON_IsFalse(conf_raw(&h->settings, "add_prefix_space")),
+static int read_spaces(hub *h, int gemma) {
+    const int without = gemma || cJSON_IsFalse(conf_raw(&h->settings, "add_prefix_space")),
               later = cJSON_IsFalse(conf_raw(&h->settings, "legacy"));
     if (!without && !h->pieces.spaced)
         return making_refuse(h->m, model_file,
                              "the model puts no space before texts, but add_prefix_space is not false");
+    if (gemma && h->pieces.spaced)
+        return making_refuse(h->m, model_file, "the model puts a space before texts, but %s does not", gemma_class);
     h->tokens.parts.flags = BPE_CHARACTERS;
     if (!without) h->tokens.parts.flags |= BPE_TRIMMED | (later ? BPE_FIRST | BPE_UNLESS : BPE_PREFIX);
     return check_settings(&h->settings, settings, "tokeniser") &&
@@ -1042,18 +1055,27 @@ static int64_t read_model(hub *h) {
     const char *path = making_join(h->m, h->options->path, model_file), *class = class_of(h);
     int64_t start = -1;
     h->tokens.parts.file = model_file;
-    if (strcmp(class, "LlamaTokenizer") != 0 && strcmp(class, "LlamaTokenizerFast") != 0)
+    const int gemma = strcmp(class, gemma_class) == 0 || strcmp(class, "GemmaTokenizerFast") == 0;
+    if (!gemma && strcmp(class, "LlamaTokenizer") != 0 && strcmp(class, "LlamaTokenizerFast") != 0)
         return making_unsupported(h->m, model_file,
-                                  "tokenizer_class %.60s with this file is not supported: expected LlamaTokenizer",
-                                  class),
+                                  "tokenizer_class %.60s with this file is not supported: expected LlamaTokenizer or "
+                                  "%s",
+                                  class, gemma_class),
                -1;
     int good = path && making_failed(h->m, pieces_read_bpe(path, h->m->out, &h->pieces, h->m->error)) &&
-               read_spaces(h) && read_added_pieces(h) && derive_merges(h);
+               read_spaces(h, gemma) && read_added_pieces(h, gemma) && derive_merges(h);
     if (good) start = start_of(h, class, -1);
     good = good && check_ids(h, start);
     if (good) drop_specials(&h->tokens.parts);
     h->tokens.found = good && pack_tokeniser(h->m, &h->tokens.parts, &h->tokens.blob);
     return start;
+}
+
+/* Pack the tokeniser of hy.tiktoken. */
+static void read_ranks(hub *h, const char *path) {
+    h->tokens.parts.file = ranks_file;
+    h->tokens.found = tiktoken_read(h->m, path, &h->tokens.parts) && check_ids(h, -1) &&
+                      pack_tokeniser(h->m, &h->tokens.parts, &h->tokens.blob);
 }
 
 /* ---- Prompts ---- */
@@ -1206,17 +1228,19 @@ static int no_tokeniser(hub *h) {
 static int read_tokens(hub *h) {
     int found;
     const char *path = making_join(h->m, h->options->path, tokeniser_file),
-               *ranks = making_join(h->m, h->options->path, "hy.tiktoken");
+               *ranks = making_join(h->m, h->options->path, ranks_file);
     char where[256];
     if (h->m->status || h->options->ids_only) return h->m->status == MOE_OK;
     if (!read_json(h, SETTINGS, "tokenizer_config.json", &h->settings, &found) ||
         !read_json(h, SPECIALS_MAP, "special_tokens_map.json", &h->specials, &found))
         return 0;
-    if (access(path, F_OK) != 0 && access(ranks, F_OK) == 0)
-        return making_unsupported(h->m, "hy.tiktoken", "this kind of tokeniser has no reader in C");
     const char *model_path = making_join(h->m, h->options->path, model_file);
-    if (!model_path || (access(path, F_OK) != 0 && access(model_path, F_OK) != 0)) return no_tokeniser(h);
-    const int64_t start = access(path, F_OK) == 0 ? read_tokeniser(h) : read_model(h);
+    int64_t start = -1;
+    if (!model_path) return 0;
+    if (access(path, F_OK) == 0) start = read_tokeniser(h);
+    else if (access(ranks, F_OK) == 0) read_ranks(h, ranks);
+    else if (access(model_path, F_OK) == 0) start = read_model(h);
+    else return no_tokeniser(h);
     if (h->m->status || !read_prompts(h)) return 0;
     snprintf(where, sizeof where, "%.200s/%s", h->options->path, h->tokens.parts.file);
     if (start >= 0) decoder_begin_with(h->m, &h->d, &h->tokens, start, where);
