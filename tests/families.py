@@ -45,7 +45,8 @@ ROWS = (  # types in config.json, or None; models; checkpoints; the four proofs
     ("Mistral", "mistral", "Mistral, Seed-X", GGUF, DECODER, "", SPM_BPE, EXAMPLES),
     ("Mixtral", "mixtral", "Mixtral", GGUF, DECODER, "", SPM_BPE, RENDERED),
     ("Gemma 3", "gemma3_text gemma3", "Gemma 3 270M to 27B, MiLMMT-46, TranslateGemma", GGUF, DECODER,
-     "Gemma 3 270M; test_gemma:scores_match_the_reference", SPM_BPE, EXAMPLES),
+     "Gemma 3 270M; test_gemma:scores_match_the_reference", "llama.cpp; test_gemma:texts_are_split_as_by_llama_cpp",
+     EXAMPLES),
 )
 
 
