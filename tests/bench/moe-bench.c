@@ -1270,7 +1270,9 @@ static void free_model_bench(model_bench *b) {
 
 static moe_status open_model(const options *o, const char *path, moe_model **out, moe_error *e) {
     const moe_model_params params = { .copy = o->no_mmap, .stream = o->expert_memory != 0 };
-    return moe_model_open(path, &params, out, e);
+    const moe_status status = moe_model_open(path, &params, out, e);
+    if (status == MOE_OK) (*out)->n_ends = 1; /* a forced length is supported with a single end token */
+    return status;
 }
 
 /* Return the peak memory of a process that opens the model, creates the session and translates once, or 0 on failure.
