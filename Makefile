@@ -141,7 +141,7 @@ $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 
 # Readers of published checkpoints.
 CONVERT_OBJECTS = $(addprefix $(BUILD)/,convert.o making.o marian.o marian_bin.o pieces.o yaml.o packed.o sha256.o \
-	gguf.o hub.o conf.o safetensors.o decoder.o stored.o bpe_pack.o prompts.o tiktoken.o)
+	gguf.o hub.o conf.o safetensors.o decoder.o builder.o stored.o bpe_pack.o prompts.o tiktoken.o ct2.o archive.o)
 
 TEXT_OBJECTS = $(addprefix $(BUILD)/,choice.o moetext.o several.o models.o places.o settings.o memory.o align.o \
 	detect.o html.o words.o stream.o guarded.o prompted.o jobs.o attempt.o open.o text.o sentences.o lost.o quotes.o \

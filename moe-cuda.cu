@@ -1036,6 +1036,7 @@ typedef struct moe_heads_args {
     int heads, share, width, cols;
     size_t window; /* see moe_heads_op */
     float scale;
+    moe_distances distances;
     const int32_t *positions, *segment, *length;
     const int32_t *first; /* position p of sentence i is row first[p] + i; NULL for carried rows */
     const int32_t *chain; /* [rows, chain_stride] carried rows of each row; NULL: consecutive rows from `segment` */
@@ -1062,11 +1063,18 @@ MOE_DEVICE const void *moe_heads_row(const moe_heads_args *a, size_t row, int n)
     return a->rows + at * a->stride;
 }
 
+/* Return the row of the terms that depend on the distance of the n-th row that a row attends to. */
+MOE_DEVICE size_t moe_distance_of(const moe_heads_args *a, size_t row, int n) {
+    const size_t position = (size_t)a->positions[row], from = a->chain ? moe_window_start(a->window, position) : 0;
+    return moe_distance_row(a->distances.reach, from + (size_t)n, position);
+}
+
 /* Like moe_compute_heads: one block per head of a row. 16 threads, one per lane, for each position; softmax; then one
  * thread per column. */
 __global__ void moe_k_heads(moe_heads_args a) {
     enum { AT_ONCE = 32, GROUPS = MOE_BLOCK / MOE_LANES };
-    __shared__ float lanes[AT_ONCE][MOE_LANES + 1];
+    __shared__ float lanes[AT_ONCE][MOE_LANES + 1], distant[AT_ONCE][MOE_LANES + 1];
+    const moe_distances *d = &a.distances;
     const size_t head = blockIdx.x % (unsigned)a.heads, row = blockIdx.x / (unsigned)a.heads + (size_t)a.row0;
     const int t = (int)threadIdx.x, lane = t % MOE_LANES, n = moe_heads_count(&a, row);
     const size_t column = head * (size_t)a.width, key_column = head / (unsigned)a.share * (size_t)a.width;
@@ -1079,9 +1087,20 @@ __global__ void moe_k_heads(moe_heads_args a) {
             for (int c = lane; c < a.width; c += MOE_LANES)
                 score = moe_add(score, moe_mul(query[c], moe_kept(&a.keep, key, key_column + (size_t)c)));
             lanes[i][lane] = score;
+            score = 0.0f;
+            for (int c = lane; d->keys && c < a.width; c += MOE_LANES)
+                score = moe_add(score, moe_mul(query[c], d->keys[moe_distance_of(&a, row, first + i) * (size_t)a.width +
+                                                                 (size_t)c]));
+            distant[i][lane] = score;
         }
         __syncthreads();
-        if (t < AT_ONCE && first + t < n) scores[first + t] = moe_mul(moe_join_lanes(lanes[t]), a.scale);
+        if (t < AT_ONCE && first + t < n) {
+            float score = moe_mul(moe_join_lanes(lanes[t]), a.scale);
+            if (d->keys) score = moe_add(score, moe_mul(moe_join_lanes(distant[t]), a.scale));
+            if (d->bias)
+                score = moe_add(score, d->bias[moe_distance_of(&a, row, first + t) * (size_t)a.heads + head]);
+            scores[first + t] = score;
+        }
         __syncthreads();
     }
     moe_block_softmax(scores, n, scores);
@@ -1090,6 +1109,13 @@ __global__ void moe_k_heads(moe_heads_args a) {
         for (int i = 0; i < n; i++)
             y = moe_add(y, moe_mul(scores[i], moe_kept(&a.keep, moe_heads_row(&a, row, i),
                                                        (size_t)a.cols + key_column + (size_t)c)));
+        float sum = 0.0f;
+        for (int i = 0; d->values && i < n; i++) {
+            const size_t at = moe_distance_of(&a, row, i);
+            sum = i && moe_distance_of(&a, row, i - 1) == at ? moe_add(sum, scores[i]) : scores[i];
+            if (i + 1 == n || moe_distance_of(&a, row, i + 1) != at)
+                y = moe_add(y, moe_mul(sum, d->values[at * (size_t)a.width + (size_t)c]));
+        }
         a.y[row * a.y_stride + column + (size_t)c] = y;
     }
 }
@@ -2128,7 +2154,11 @@ static void moe_launch_heads(moe_device *d, const moe_launch *l) {
     a.width = (int)width;
     a.cols = (int)(n->cols / n->heads.share);
     a.window = n->heads.window;
-    a.scale = 1.0f / sqrtf((float)width);
+    a.scale = n->heads.scale;
+    a.distances.reach = n->heads.distances.reach;
+    a.distances.bias = l->b->weight;
+    a.distances.keys = l->b->v;
+    a.distances.values = l->b->threshold;
     a.positions = d->positions;
     a.segment = d->segment;
     a.length = d->length;
@@ -3004,6 +3034,13 @@ static void moe_bind_node(moe_device *d, const moe_node *n, moe_bound *b) {
     }
     if (n->op == MOE_OP_GATE) b->weight = moe_upload_vector(d, n->gate.gating->choice, n->cols, n->name);
     if (n->op == MOE_OP_GATE) b->threshold = moe_upload_vector(d, n->gate.gating->threshold, n->cols, n->name);
+    if (n->op == MOE_OP_HEADS) {
+        const moe_distances *x = &n->heads.distances;
+        const size_t rows = 2 * x->reach + 1, width = n->cols / n->heads.heads;
+        b->weight = moe_upload_vector(d, x->bias, rows * n->heads.heads, n->name);
+        b->v = moe_upload_vector(d, x->keys, rows * width, n->name);
+        b->threshold = moe_upload_vector(d, x->values, rows * width, n->name);
+    }
     if (n->op == MOE_OP_ATTENTION) b->v = moe_upload_vector(d, n->attention.v, n->src[0]->cols, n->name);
     if (n->op == MOE_OP_OUTPUT)
         b->never =

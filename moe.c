@@ -1275,7 +1275,20 @@ typedef struct moe_attention_op {
     const float *keys, *values; /* [tokens, src[0]->cols], [tokens, cols] */
 } moe_attention_op;
 
-/* Attention: softmax(q k / sqrt(head width)) v for every head (Vaswani et al. 2017, arXiv 1706.03762). Heads are
+/* Terms of self-attention that depend on the distance of a key from the query, clipped to [-reach, reach]. Row 0 is for
+ * -reach. Added to scores (Raffel et al. 2020, arXiv 1910.10683), or to keys and values (Shaw et al. 2018, 1803.02155). */
+typedef struct moe_distances {
+    size_t reach;               /* 0 if there are none */
+    const float *bias;          /* [2 reach + 1, heads] or NULL */
+    const float *keys, *values; /* [2 reach + 1, head width] or NULL */
+} moe_distances;
+
+/* Return the row for the key at `at` and the query at `from`. */
+MOE_SHARED size_t moe_distance_row(size_t reach, size_t at, size_t from) {
+    return at + reach < from ? 0 : at > from + reach ? 2 * reach : at + reach - from;
+}
+
+/* Attention: softmax(scale q k) v for every head (Vaswani et al. 2017, arXiv 1706.03762). Heads are
  * adjacent columns. `share` adjacent heads share one key and value (Ainslie et al. 2023, arXiv 2305.13245). src[0]
  * starts with the queries. The keys and values of a row, 2 cols / share numbers, are carried by source or token; in the
  * encoder they follow the queries in src[0]. */
@@ -1286,6 +1299,8 @@ typedef struct moe_heads_op {
     moe_keep keep;     /* format of the carried rows */
     const float *rows; /* NULL if src[0] holds keys and values */
     uint64_t shown;    /* bit mask of the heads to be averaged as the frame's attention; 0 if none */
+    float scale;
+    moe_distances distances;
 } moe_heads_op;
 
 typedef struct moe_gate_op {
@@ -7193,7 +7208,12 @@ static void moe_compute_attention_row(const moe_run *run, const moe_node *t, siz
 static moe_node *moe_op_heads(moe_graph *g, size_t heads, size_t share, int within, const float *rows,
                               moe_node *queries, size_t cols, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_HEADS, queries, NULL, cols, name);
-    t->heads = (moe_heads_op){ heads, share, within, 0, { MOE_TYPE_F32, 2 * cols / share, cols / heads }, rows, 0 };
+    t->heads = (moe_heads_op){ .heads = heads,
+                               .share = share,
+                               .within = within,
+                               .keep = { MOE_TYPE_F32, 2 * cols / share, cols / heads },
+                               .rows = rows,
+                               .scale = 1.0f / sqrtf((float)(cols / heads)) };
     return t;
 }
 
@@ -7269,6 +7289,31 @@ static void moe_mean_of_heads(const moe_heads *h, uint64_t shown, float *mean) {
     for (size_t i = 0; i < h->n; i++) mean[i] /= n;
 }
 
+/* Add the terms that depend on distances to the scores or, with `blend`, to the sums of values. Equal rows of the terms
+ * are multiplied once. */
+static void moe_add_distances(const moe_run *run, const moe_node *t, const moe_heads *h, size_t row, int blend) {
+    const moe_distances *d = &t->heads.distances;
+    const size_t position = (size_t)run->frame->positions[row], width = h->width;
+    const size_t start = t->heads.rows ? moe_window_start(t->heads.window, position) : 0;
+    for (size_t head = 0; head < h->heads; head++) {
+        float *scores = h->scores + head * h->stride, product = 0.0f;
+        size_t last = SIZE_MAX;
+        for (size_t i = 0; i < h->n; i++) {
+            const size_t at = moe_distance_row(d->reach, start + i, position);
+            if (blend) {
+                product = at == last ? product + scores[i] : scores[i];
+                if (i + 1 == h->n || moe_distance_row(d->reach, start + i + 1, position) != at)
+                    run->kernels->axpy(product, d->values + at * width, width, h->y + head * width);
+            } else {
+                if (d->keys && at != last)
+                    product = run->kernels->dot(h->query + head * width, d->keys + at * width, width) * h->scale;
+                scores[i] += d->bias ? d->bias[at * h->heads + head] : product;
+            }
+            last = at;
+        }
+    }
+}
+
 /* Compute all heads of several rows. In the encoder the rows are positions of one sentence, which are not adjacent. */
 static void moe_heads_task(void *arg, size_t task, size_t thread) {
     const moe_job *job = arg;
@@ -7279,7 +7324,7 @@ static void moe_heads_task(void *arg, size_t task, size_t thread) {
     const size_t heads = t->heads.heads, width = t->cols / heads, sentences = packed ? packed->live[0] : 1;
     const moe_heads_work *w = &t->work.heads;
     moe_heads h[MOE_HEADS_ROWS];
-    size_t n = 0;
+    size_t n = 0, at[MOE_HEADS_ROWS];
     for (; n < job->rows_per_task; n++) {
         const size_t place = task / sentences * job->rows_per_task + n, spot = thread * MOE_HEADS_ROWS + n;
         const float **seen = w->seen + spot * w->longest;
@@ -7287,6 +7332,7 @@ static void moe_heads_task(void *arg, size_t task, size_t thread) {
         if (place >= (packed ? packed->steps : run->frame->rows)) break;
         if (packed && packed->live[place] <= task % sentences) break;
         if (packed) row = packed->first[place] + task % sentences;
+        at[n] = row;
         h[n] = (moe_heads){ .query = moe_row_of(t->src[0], row),
                             .rows = seen,
                             .n = moe_heads_seen(run, t, row, seen),
@@ -7294,17 +7340,23 @@ static void moe_heads_task(void *arg, size_t task, size_t thread) {
                             .heads = heads,
                             .share = t->heads.share,
                             .width = width,
-                            .scale = 1.0f / sqrtf((float)width),
+                            .scale = t->heads.scale,
                             .scores = w->scores + spot * heads * w->longest,
                             .stride = w->longest,
                             .y = moe_row_of(t, row),
                             .parts = MOE_HEADS_ALL };
     }
     const size_t row0 = task * job->rows_per_task;
-    const int unpacks = t->heads.keep.type != MOE_TYPE_F32;
+    const moe_distances *d = &t->heads.distances;
+    const int unpacks = t->heads.keep.type != MOE_TYPE_F32, apart = !unpacks && d->reach;
     if (unpacks) moe_heads_unpacked(run, t, h, n, row0, MOE_HEADS_SCORES, thread);
+    for (size_t i = 0; apart && i < n; i++) h[i].parts = MOE_HEADS_SCORES;
+    if (apart && n) run->kernels->heads(h, n);
+    for (size_t i = 0; (d->bias || d->keys) && i < n; i++) moe_add_distances(run, t, &h[i], at[i], 0);
+    for (size_t i = 0; apart && i < n; i++) h[i].parts = MOE_HEADS_SOFTMAX | MOE_HEADS_BLEND;
     if (n) run->kernels->heads(h, n);
     if (unpacks) moe_heads_unpacked(run, t, h, n, row0, MOE_HEADS_BLEND, thread);
+    for (size_t i = 0; d->values && i < n; i++) moe_add_distances(run, t, &h[i], at[i], 1);
     for (size_t i = 0, row = row0; t->heads.shown && b->attention && i < n; i++, row++)
         moe_mean_of_heads(&h[i], t->heads.shown, b->attention + row * run->graph->max_source);
 }
@@ -8425,6 +8477,8 @@ typedef struct moe_heads_layer {
     size_t window;                /* see moe_heads_op */
     int rotary;                   /* 0 for none, else 1 + index of the model's table of rotary positions */
     int norm;                     /* MOE_NORM_... of queries and keys, before or after the rotation */
+    float scale;                  /* of scores; 0 for 1 / sqrt(size) */
+    moe_distances distances;
     moe_rotary_op rotary_op;
     /* n = heads * size. q is [n + kv_cols, D] for queries, keys and values; in "cross" and raw layers q is [n, D] and
      * kv is [kv_cols, D]. out is [D, n]. */
@@ -9022,6 +9076,8 @@ static const moe_key moe_heads_keys[] = {
     MOE_COUNT_KEY("window", 0, 0, heads.window),
     { "rotary", MOE_KEY_FLAG, NULL, 0, MOE_ROTARIES, 0, MOE_AT(heads.rotary), 0 },
     MOE_NAME_KEY("head.norm", moe_head_norms, MOE_NORM_NONE, heads.norm),
+    MOE_REAL_KEY("scale", 1e6, 0, heads.scale),
+    MOE_COUNT_KEY("reach", 0, 0, heads.distances.reach),
     MOE_FLAG_KEY("residual", 1, residual),
     MOE_NORM_KEYS,
 };
@@ -9046,6 +9102,19 @@ static void moe_bind_rotary(moe_reader *r, moe_layer *layer) {
     h->rotary_op.key_norm = moe_bind_vector(r, h->size, 0, "%s.k_norm.weight", layer->name);
 }
 
+/* Bind the terms that depend on distances. */
+static void moe_bind_distances(moe_reader *r, moe_layer *layer) {
+    moe_distances *d = &layer->heads.distances;
+    const size_t rows = 2 * d->reach + 1;
+    moe_matrix bias, keys, values;
+    if (!d->reach) return;
+    moe_bind_exact(r, &bias, rows, layer->heads.heads, 1, "%s.distance.bias", layer->name);
+    moe_bind_exact(r, &keys, rows, layer->heads.size, bias.rows != 0, "%s.distance.keys", layer->name);
+    moe_bind_exact(r, &values, rows, layer->heads.size, 1, "%s.distance.values", layer->name);
+    if (bias.rows && keys.rows) MOE_REFUSE(r, layer, "reach", "must be 0 with both distance.bias and distance.keys");
+    d->bias = bias.data, d->keys = keys.data, d->values = values.data;
+}
+
 static void moe_bind_heads(moe_reader *r, moe_layer *layer) {
     moe_heads_layer *h = &layer->heads;
     const size_t d = layer->in;
@@ -9057,8 +9126,9 @@ static void moe_bind_heads(moe_reader *r, moe_layer *layer) {
     if (cross && !layer->context) MOE_REFUSE(r, layer, "kind", "must not be \"cross\" in an encoder");
     if (h->raw && (cross || layer->norm_place != MOE_NORM_BEFORE))
         MOE_REFUSE(r, layer, "raw", "must be 0 without a norm before self-attention");
-    if (cross && (h->rotary || h->norm))
-        MOE_REFUSE(r, layer, h->rotary ? "rotary" : "head.norm", "is not supported for cross-attention");
+    if (cross && (h->rotary || h->norm || h->distances.reach))
+        MOE_REFUSE(r, layer, h->rotary ? "rotary" : h->norm ? "head.norm" : "reach",
+                   "is not supported for cross-attention");
     if (h->window && (cross || layer->place != MOE_IN_DECODER))
         MOE_REFUSE(r, layer, "window", "must be 0 except for self-attention in a decoder");
     if (r->status != MOE_OK) return;
@@ -9070,6 +9140,7 @@ static void moe_bind_heads(moe_reader *r, moe_layer *layer) {
     moe_bind_affine(r, layer, &h->q, apart ? queries : queries + h->kv_cols, d, apart ? "q" : "qkv");
     if (apart) moe_bind_affine(r, layer, &h->kv, h->kv_cols, cross ? layer->context : d, "kv");
     if (!cross) moe_bind_rotary(r, layer);
+    moe_bind_distances(r, layer);
     moe_bind_affine(r, layer, &h->out, d, queries, "out");
 }
 
@@ -9086,6 +9157,8 @@ static moe_node *moe_build_heads(moe_builder *b, const moe_layer *layer, moe_nod
                      queries, MOE_PART("heads"));
     if (carries && !cross) q->heads.keep.type = b->keep;
     q->heads.window = h->window;
+    if (h->scale != 0.0f) q->heads.scale = h->scale;
+    q->heads.distances = h->distances;
     q->heads.shown = h->shown;
     return moe_build_affine(b, layer, &h->out, q, "out");
 }

@@ -32,6 +32,8 @@ ROWS = (  # types in config.json, or None; models; checkpoints; the four proofs
      "en-pt, pt-en; test_marian_real:tokens_in_f32_match_the_reference",
      "sentencepiece; test_marian_real:tokens_in_f32_match_the_reference", None),
     ("Marian", None, "OPUS-MT", "folder, `.npz`", SEARCHED, "", HF_TOKENS, None),
+    ("Transformers of OpenNMT, T5", None, "Argos Translate, LibreTranslate", "CTranslate2, `.argosmodel` (†)",
+     "NumPy; test_ct2:scores_and_searches_match_the_reference", "", None, None),
     ("M2M-100", None, "M2M-100, SMaLL-100, WMT21, NLLB-200 600M to 3.3B", "folder, fairseq", SEARCHED, "", HF_TOKENS,
      None),
     ("NLLB-MoE", None, "NLLB-MoE-54B", "folder, fairseq", SEARCHED, "", HF_TOKENS, None),

@@ -3,6 +3,8 @@
 #define _DARWIN_C_SOURCE /* the same on macOS */
 
 #include "tools/convert/convert.h"
+#include "tools/convert/archive.h"
+#include "tools/convert/ct2.h"
 #include "tools/convert/gguf.h"
 #include "tools/convert/hub.h"
 #include "tools/convert/marian.h"
@@ -43,9 +45,20 @@ static size_t row_of(const char *name) {
     return row;
 }
 
+/* Return 1 for a folder with a model of CTranslate2, or with one in `model` and metadata.json, as Argos's packages. */
+static int is_ct2(const char *folder) {
+    char path[PATH_BYTES];
+    if (snprintf(path, sizeof path, "%s/model.bin", folder) >= (int)sizeof path) return 0;
+    if (ct2_is_model(path)) return 1;
+    if (snprintf(path, sizeof path, "%s/metadata.json", folder) >= (int)sizeof path || access(path, F_OK) != 0)
+        return 0;
+    return snprintf(path, sizeof path, "%s/model/model.bin", folder) < (int)sizeof path && ct2_is_model(path);
+}
+
 static convert_layout guess_folder(const char *path) {
     packed_names names = { 0 };
     size_t best = FOLDER_ROWS;
+    if (is_ct2(path)) return CONVERT_CT2;
     if (packed_list(path, &names, NULL)) return CONVERT_NONE;
     for (size_t i = 0; i < names.n; i++) best = row_of(names.data[i]) < best ? row_of(names.data[i]) : best;
     packed_names_free(&names);
@@ -64,6 +77,8 @@ convert_layout convert_guess(const char *path) {
     const size_t n = fread(begin, 1, sizeof begin, file);
     fclose(file);
     if (n >= 4 && memcmp(begin, "GGUF", 4) == 0) return CONVERT_GGUF;
+    if (fnmatch("*.argosmodel", name, 0) == 0 && archive_is_zip(path)) return CONVERT_CT2;
+    if (strcmp(name, "model.bin") == 0 && ct2_is_model(path)) return CONVERT_CT2;
     if (fnmatch("*.npz", name, 0) == 0 || fnmatch("*.npz.gz", name, 0) == 0 || fnmatch("*.bin.gz", name, 0) == 0 ||
         (n == sizeof begin && memcmp(begin, marian, sizeof marian) == 0))
         return CONVERT_MARIAN;
@@ -92,7 +107,7 @@ static const char *gguf_in(making *m, const char *folder) {
 /* Files of a folder that a conversion may read. */
 static const char *const patterns[] = { "*.json",   "*.jinja",  "*.safetensors", "*.tiktoken", "*.model",  "*.gguf",
                                         "*.bin",    "*.bin.gz", "*.npz*",        "*.spm",      "*.spm.gz", "*.yml",
-                                        "*.yml.gz", "*.yaml",   "lex.*",         "LICENSE*",   "LICENCE*" };
+                                        "*.yml.gz", "*.yaml",   "lex.*",         "LICENSE*",   "LICENCE*", "*.txt" };
 
 static int is_source(const char *name) {
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
@@ -127,13 +142,21 @@ moe_status convert_identify(const char *path, char hex[SHA256_TEXT], moe_error *
     sha256_begin(&s);
     sha256_add(&s, MOE_VERSION, sizeof MOE_VERSION);
     const int is_folder = stat(path, &about) == 0 && S_ISDIR(about.st_mode);
-    const int alone = !is_folder && convert_guess(path) == CONVERT_GGUF && fnmatch("*-of-?????.gguf", name, 0) != 0;
+    const convert_layout layout = is_folder ? CONVERT_NONE : convert_guess(path);
+    const int alone = (layout == CONVERT_GGUF && fnmatch("*-of-?????.gguf", name, 0) != 0) ||
+                      (layout == CONVERT_CT2 && strcmp(name, "model.bin") != 0);
     const int length = is_folder ? (int)strlen(path) : (int)(name - path);
     if (snprintf(folder, sizeof folder, "%.*s", length, path) >= (int)sizeof folder)
         return text_fail(error, MOE_ERROR_IO, "", "the path %.160s... is too long", path);
+    const int inner = is_folder && convert_guess(path) == CONVERT_CT2; /* in packages of Argos */
     moe_status status = alone ? add_file(&s, "", path, error) : packed_list(*folder ? folder : ".", &names, error);
     for (size_t i = 0; i < names.n && !status; i++)
         if (is_source(names.data[i])) status = add_file(&s, *folder ? folder : ".", names.data[i], error);
+    packed_names_free(&names);
+    if (inner && snprintf(folder, sizeof folder, "%s/model", path) < (int)sizeof folder &&
+        packed_list(folder, &names, NULL) == MOE_OK)
+        for (size_t i = 0; i < names.n && !status; i++)
+            if (is_source(names.data[i])) status = add_file(&s, folder, names.data[i], error);
     packed_names_free(&names);
     sha256_end(&s, hex);
     return status;
@@ -152,10 +175,13 @@ static int convert_into(making *m, const convert_options *options) {
     convert_layout layout = convert_guess(o.path);
     if (!layout && row < FOLDER_ROWS && folder_rows[row].layout == CONVERT_MARIAN) layout = CONVERT_MARIAN;
     if (layout == CONVERT_GGUF && S_ISDIR(about.st_mode)) o.path = gguf_in(m, o.path);
+    if (layout == CONVERT_CT2 && strcmp(name, "model.bin") == 0)
+        o.path = name > o.path ? making_keep(m, o.path, (size_t)(name - o.path)) : ".";
     if (!o.path) return 0;
     return layout == CONVERT_MARIAN ? marian_convert(m, &o)
            : layout == CONVERT_GGUF ? gguf_convert(m, &o)
            : layout == CONVERT_HUB  ? hub_convert(m, &o)
+           : layout == CONVERT_CT2  ? ct2_convert(m, &o)
                                     : making_refuse(m, packed_base(o.path), "not a published model");
 }
 

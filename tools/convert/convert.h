@@ -1,7 +1,8 @@
 /* convert.h - converts published checkpoints to model files without Python: Marian's folders, decoder-only models in
- * Hugging Face's layout, and GGUF files.
+ * Hugging Face's layout, GGUF files, models of CTranslate2 and packages of Argos Translate.
  *
- * The files are the same, byte for byte, as those of convert.py, which supports more families, layouts and options.
+ * The files are the same, byte for byte, as those of convert.py, which supports more families and options, but no
+ * models of CTranslate2.
  */
 #ifndef CONVERT_CONVERT_H
 #define CONVERT_CONVERT_H
@@ -22,7 +23,7 @@ typedef struct convert_options {
     int ids_only; /* 1: store no tokeniser; the model accepts token ids only */
 } convert_options;
 
-typedef enum convert_layout { CONVERT_NONE, CONVERT_MARIAN, CONVERT_HUB, CONVERT_GGUF } convert_layout;
+typedef enum convert_layout { CONVERT_NONE, CONVERT_MARIAN, CONVERT_HUB, CONVERT_GGUF, CONVERT_CT2 } convert_layout;
 
 /* Guess the layout of a folder or a file by the names of its files; CONVERT_NONE if it is not a published model. */
 convert_layout convert_guess(const char *path);

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOCK = 64, LIMIT = 512, MAX_SOURCES = 3, NAME = 160, WIDEST = 1 << 20 };
+enum { BLOCK = 64, LIMIT = 512, MAX_SOURCES = 3, NAME = BUILT_NAME, WIDEST = 1 << 20 };
 
 /* ---- Tables ---- */
 
@@ -206,77 +206,6 @@ int decoder_rename(making *m, const decoder *d, stored_list *list) {
 
 /* ---- Tensors ---- */
 
-/* `rows` rows of a stored tensor from row `first` on; rows count through all matrices of the tensor. */
-typedef struct part {
-    const stored *item;
-    uint64_t first, rows;
-} part;
-
-typedef struct tensor {
-    const char *name;
-    const double *frequencies; /* of a table of rotary positions, which has no parts */
-    int changed;               /* 1 if the weights of a norm become (weight + offset) * scale */
-    float offset, scale;
-    part *parts;                         /* of experts: a gate, an up and a down matrix each */
-    size_t n_parts, rows, cols, experts; /* cols 0: a vector; experts: rows is their hidden width */
-    int f32;
-} tensor;
-
-typedef struct builder {
-    making *m;
-    const decoder *d;
-    stored_list *list;
-    tensor *tensors;
-    size_t n, capacity;
-    moe_type type, experts;
-    int layers;
-    const char *last; /* tensor that was refused */
-} builder;
-
-/* Add a tensor with room for `parts` parts; NULL after an error. */
-static tensor *add_tensor(builder *b, const char *name, size_t rows, size_t cols, size_t parts) {
-    tensor t = { .rows = rows, .cols = cols };
-    t.name = making_keep(b->m, name, strlen(name));
-    t.parts = making_keep(b->m, NULL, parts * sizeof *t.parts);
-    if (!t.name || !t.parts) return NULL;
-    if (!making_failed(b->m, text_add(&b->tensors, &b->n, &b->capacity, &t, 1, sizeof t, b->m->error))) return NULL;
-    return &b->tensors[b->n - 1];
-}
-
-/* Return a tensor of the checkpoint after checking its shape; dims[] ends with 0. NULL after an error. */
-static const stored *take(builder *b, const char *name, const uint64_t dims[4]) {
-    stored *t = stored_find(b->list, name);
-    char shape[64], own[64];
-    stored wanted = { .n_dims = 0 };
-    if (b->m->status) return NULL;
-    while (wanted.n_dims < 3 && dims[wanted.n_dims]) wanted.dims[wanted.n_dims] = dims[wanted.n_dims], wanted.n_dims++;
-    stored_shape(&wanted, shape, sizeof shape);
-    if (!t)
-        return making_refuse(b->m, b->d->file, "tensor %.90s is missing: the configuration requires shape %s", name,
-                             shape),
-               NULL;
-    if (!t->format->decode)
-        return making_unsupported(b->m, t->file, "number format %s of tensor %.80s is not supported", t->format->name,
-                                  t->own),
-               NULL;
-    if (t->n_dims != wanted.n_dims || memcmp(t->dims, wanted.dims, t->n_dims * sizeof *t->dims) != 0)
-        return making_refuse(b->m, t->file, "tensor %.80s has shape %s: the configuration requires %s", t->own,
-                             stored_shape(t, own, sizeof own), shape),
-               NULL;
-    t->taken = 1;
-    return t;
-}
-
-static void add_part(tensor *t, const stored *item, uint64_t first, uint64_t rows) {
-    if (t && item) t->parts[t->n_parts++] = (part){ item, first, rows };
-}
-
-/* Add a tensor that is stored as it is, with the given name. */
-static void put_one(builder *b, const char *name, const char *source, int64_t rows, int64_t cols) {
-    tensor *t = add_tensor(b, name, (size_t)rows, (size_t)cols, 1);
-    add_part(t, take(b, source, (const uint64_t[4]){ (uint64_t)rows, (uint64_t)cols }), 0, (uint64_t)rows);
-}
-
 /* Return the size that a word of TENSOR stands for. */
 static int64_t size_named(const decoder *d, const char *word, size_t n) {
     if (text_is(word, n, "width")) return d->width;
@@ -303,7 +232,7 @@ static int is_wanted(const decoder *d, const char *when) {
 }
 
 /* Change the weights of a norm as Gemma needs it. */
-static void change_norm(const decoder *d, tensor *t, double scale) {
+static void change_norm(const decoder *d, built *t, double scale) {
     if (!d->family->gemma) return;
     t->changed = 1;
     t->offset = (float)d->norm_offset;
@@ -318,13 +247,14 @@ static void put_tensors(builder *b, const char *kind, const char *name, int64_t 
         if (strcmp(row->kind, kind) != 0 || !is_wanted(b->d, row->when)) continue;
         snprintf(full, sizeof full, "%s.%s", name, row->name);
         const int64_t cols = size_of(b->d, row->columns);
-        tensor *t = add_tensor(b, full, 0, (size_t)cols, MAX_SOURCES);
+        built *t = builder_tensor(b, full, 0, (size_t)cols, MAX_SOURCES);
         const char *s = row->sources, *n = row->rows;
         while (t && *s) {
             const size_t length = strcspn(s, " "), letters = strcspn(n, " ");
             const int64_t rows = size_named(b->d, n, letters);
             snprintf(source, sizeof source, "model.layers.%" PRId64 ".%.*s", i, (int)length, s);
-            add_part(t, take(b, source, (const uint64_t[4]){ (uint64_t)rows, (uint64_t)cols }), 0, (uint64_t)rows);
+            builder_part(t, builder_take(b, source, (const uint64_t[4]){ (uint64_t)rows, (uint64_t)cols }), 0,
+                         (uint64_t)rows);
             t->rows += (size_t)rows;
             s += length + strspn(s + length, " ");
             n += letters + strspn(n + letters, " ");
@@ -345,7 +275,7 @@ static void put_experts(builder *b, const char *name, int64_t i) {
     char full[NAME], source[NAME], both[NAME];
     snprintf(full, sizeof full, "%s.experts", name);
     snprintf(both, sizeof both, "model.layers.%" PRId64 ".mlp.experts.gate_up_proj", i);
-    tensor *t = add_tensor(b, full, (size_t)f, (size_t)w, 3 * (size_t)e);
+    built *t = builder_tensor(b, full, (size_t)f, (size_t)w, 3 * (size_t)e);
     if (!t) return;
     t->experts = (size_t)e;
     t->n_parts = 3 * (size_t)e;
@@ -356,66 +286,43 @@ static void put_experts(builder *b, const char *name, int64_t i) {
         snprintf(source, sizeof source, "model.layers.%" PRId64 ".mlp.experts.%s%s_proj", i, dot, parts[k]);
         const stored *all = NULL;
         const uint64_t stacked = fused && k < 2 ? 2 * f : rows;
-        if (fused && k < 2) all = take(b, both, (const uint64_t[4]){ e, 2 * f, w });
-        else if (fused || stored_find(b->list, source)) all = take(b, source, (const uint64_t[4]){ e, rows, cols });
+        if (fused && k < 2) all = builder_take(b, both, (const uint64_t[4]){ e, 2 * f, w });
+        else if (fused || stored_find(b->list, source))
+            all = builder_take(b, source, (const uint64_t[4]){ e, rows, cols });
         for (size_t x = 0; x < (size_t)e && b->m->status == MOE_OK; x++) {
             const stored *item = all;
             const uint64_t first = x * stacked + (fused && k == 1 ? f : 0);
             snprintf(source, sizeof source, "model.layers.%" PRId64 ".mlp.experts.%zu.%s_proj.weight", i, x, parts[k]);
-            if (!item) item = take(b, source, (const uint64_t[4]){ rows, cols });
-            t->parts[3 * x + k] = (part){ item, all ? first : 0, rows };
+            if (!item) item = builder_take(b, source, (const uint64_t[4]){ rows, cols });
+            t->parts[3 * x + k] = (built_part){ item, all ? first : 0, rows };
         }
     }
 }
 
 /* ---- Layers ---- */
 
-static void put_key(builder *b, const char *layer, const char *key, int64_t value) {
-    char all[96];
-    snprintf(all, sizeof all, "%s.%s", layer, key);
-    making_put_int(b->m, all, value);
-}
-
-static void put_word(builder *b, const char *layer, const char *key, const char *value) {
-    char all[96];
-    snprintf(all, sizeof all, "%s.%s", layer, key);
-    making_put_text(b->m, all, value);
-}
-
-static void put_number(builder *b, const char *layer, const char *key, double value) {
-    char all[96];
-    snprintf(all, sizeof all, "%s.%s", layer, key);
-    making_put_real(b->m, all, value);
-}
-
-/* Begin a sub-layer: write its name, such as decoder.3, to name[24]. */
-static void begin_layer(builder *b, const char *kind, char *name) {
-    snprintf(name, 24, "decoder.%d", b->layers++);
-    put_word(b, name, "kind", kind);
-}
-
 static void put_norm(builder *b, const char *name, int inside) {
     if (inside) {
-        put_key(b, name, "residual", 1);
-        put_word(b, name, "norm", b->d->family->gemma ? "both" : "before");
+        builder_key(b, name, "residual", 1);
+        builder_word(b, name, "norm", b->d->family->gemma ? "both" : "before");
     }
-    put_word(b, name, "norm.kind", "rms");
-    put_number(b, name, "epsilon", b->d->epsilon);
+    builder_word(b, name, "norm.kind", "rms");
+    builder_real(b, name, "epsilon", b->d->epsilon);
 }
 
 static void put_mixture(builder *b, int64_t i) {
     const decoder *d = b->d;
     char name[24];
-    begin_layer(b, "moe", name);
-    put_key(b, name, "experts", d->experts);
-    put_key(b, name, "k", d->chosen);
-    put_key(b, name, "hidden", d->hidden);
-    put_word(b, name, "gate", "topk");
-    put_word(b, name, "weights", d->weights);
-    put_word(b, name, "expert", "gated");
-    put_word(b, name, "output", "none");
-    put_number(b, name, "scale", d->scale);
-    put_key(b, name, "shared", d->shared);
+    builder_layer(b, "decoder", "moe", name);
+    builder_key(b, name, "experts", d->experts);
+    builder_key(b, name, "k", d->chosen);
+    builder_key(b, name, "hidden", d->hidden);
+    builder_word(b, name, "gate", "topk");
+    builder_word(b, name, "weights", d->weights);
+    builder_word(b, name, "expert", "gated");
+    builder_word(b, name, "output", "none");
+    builder_real(b, name, "scale", d->scale);
+    builder_key(b, name, "shared", d->shared);
     put_norm(b, name, 1);
     put_tensors(b, "moe", name, i);
     put_experts(b, name, i);
@@ -424,31 +331,42 @@ static void put_mixture(builder *b, int64_t i) {
 static void put_layer(builder *b, int64_t i) {
     const decoder *d = b->d;
     char name[24];
-    begin_layer(b, "attention", name);
-    put_key(b, name, "heads", d->heads);
-    put_key(b, name, "kv_heads", d->keys);
-    put_key(b, name, "head.size", d->head);
-    put_key(b, name, "rotary", d->windows[i] ? 2 : 1);
-    put_word(b, name, "head.norm", d->family->head_norm);
-    if (d->windows[i]) put_key(b, name, "window", d->windows[i]);
+    builder_layer(b, "decoder", "attention", name);
+    builder_key(b, name, "heads", d->heads);
+    builder_key(b, name, "kv_heads", d->keys);
+    builder_key(b, name, "head.size", d->head);
+    builder_key(b, name, "rotary", d->windows[i] ? 2 : 1);
+    builder_word(b, name, "head.norm", d->family->head_norm);
+    if (d->windows[i]) builder_key(b, name, "window", d->windows[i]);
     put_norm(b, name, 1);
     put_tensors(b, "attention", name, i);
     if (d->sparse[i]) {
         put_mixture(b, i);
         return;
     }
-    begin_layer(b, "ffn", name);
-    put_key(b, name, "hidden", d->ffn);
-    put_word(b, name, "activation", d->family->gemma ? "gelu_tanh" : "swish");
-    put_key(b, name, "gated", 1);
+    builder_layer(b, "decoder", "ffn", name);
+    builder_key(b, name, "hidden", d->ffn);
+    builder_word(b, name, "activation", d->family->gemma ? "gelu_tanh" : "swish");
+    builder_key(b, name, "gated", 1);
     put_norm(b, name, 1);
     put_tensors(b, "ffn", name, i);
 }
 
+/* Write a row of a table of rotary positions with these frequencies. */
+static void make_positions(const void *frequencies, size_t row, float *out, size_t cols) {
+    const size_t half = cols / 2;
+    for (size_t i = 0; i < half; i++) {
+        const double angle = (double)row * ((const double *)frequencies)[i];
+        out[i] = (float)cos(angle);
+        out[half + i] = (float)sin(angle);
+    }
+}
+
 static void put_positions(builder *b, const char *name, const double *frequencies) {
-    tensor *t = add_tensor(b, name, (size_t)positions(b->d), (size_t)b->d->head, 1);
+    built *t = builder_tensor(b, name, (size_t)positions(b->d), (size_t)b->d->head, 1);
     if (!t) return;
-    t->frequencies = frequencies;
+    t->make = make_positions;
+    t->made_from = frequencies;
     t->f32 = 1;
 }
 
@@ -458,13 +376,14 @@ static void put_embedding(builder *b) {
     const decoder *d = b->d;
     const uint64_t shape[4] = { (uint64_t)d->vocabulary, (uint64_t)d->width };
     const int tied = d->tied && stored_find(b->list, names[1]), alone = tied && !stored_find(b->list, names[0]);
-    const stored *first = take(b, names[alone], shape), *second = tied && !alone ? take(b, names[1], shape) : NULL;
-    tensor *t = add_tensor(b, "embedding.weight", (size_t)shape[0], (size_t)shape[1], 1);
+    const stored *first = builder_take(b, names[alone], shape),
+                 *second = tied && !alone ? builder_take(b, names[1], shape) : NULL;
+    built *t = builder_tensor(b, "embedding.weight", (size_t)shape[0], (size_t)shape[1], 1);
     if (first && second && first->data != second->data &&
         (first->format != second->format || first->scales || second->scales ||
          memcmp(first->data, second->data, (size_t)stored_bytes(first)) != 0))
         making_refuse(b->m, first->file, "tensors %.60s and %.60s should be tied, but differ", first->own, second->own);
-    add_part(t, first, 0, shape[0]);
+    builder_part(t, first, 0, shape[0]);
     int64_t local = 0;
     for (int64_t i = 0; i < d->layers; i++) local += d->windows[i] > 0;
     if (local < d->layers) put_positions(b, "rotary.weight", d->frequencies);
@@ -480,22 +399,15 @@ static int put_model(builder *b) {
     making_put_int(b->m, "decoder.layers", 0);
     put_embedding(b);
     for (int64_t i = 0; i < d->layers && b->m->status == MOE_OK; i++) put_layer(b, i);
-    begin_layer(b, "norm", name);
+    builder_layer(b, "decoder", "norm", name);
     put_norm(b, name, 0);
     snprintf(full, sizeof full, "%s.norm.weight", name);
-    put_one(b, full, "model.norm.weight", d->width, 0);
+    builder_one(b, full, "model.norm.weight", d->width, 0);
     if (b->m->status == MOE_OK) change_norm(d, &b->tensors[b->n - 1], 1);
-    if (!d->tied) put_one(b, "output.weight", "lm_head.weight", d->vocabulary, d->width);
+    if (!d->tied) builder_one(b, "output.weight", "lm_head.weight", d->vocabulary, d->width);
     if (b->m->status) return 0;
-    b->m->entries[count_at].integer = b->layers;
-    for (size_t i = 0; i < b->list->n; i++) {
-        const stored *t = &b->list->items[i];
-        char shape[64];
-        if (!t->taken && !text_ends_with(t->name, strlen(t->name), frequencies))
-            return making_refuse(b->m, t->file, "unexpected tensor %.80s %s: not described by the configuration",
-                                 t->own, stored_shape(t, shape, sizeof shape));
-    }
-    return 1;
+    b->m->entries[count_at].integer = b->layers[1];
+    return builder_all_taken(b, frequencies);
 }
 
 /* ---- Metadata ---- */
@@ -557,86 +469,6 @@ static void put_tokens(making *m, const decoder *d, const decoder_tokens *t) {
 
 /* ---- Writing ---- */
 
-static void fill_positions(const decoder *d, const double *frequencies, size_t row, float *out) {
-    const size_t half = (size_t)d->head / 2;
-    for (size_t i = 0; i < half; i++) {
-        const double angle = (double)row * frequencies[i];
-        out[i] = (float)cos(angle);
-        out[half + i] = (float)sin(angle);
-    }
-}
-
-/* Stop moe_model_write, which rejects this number. */
-static void stop_at(builder *b, const tensor *t, const stored *item, const char *problem, float *out) {
-    making_refuse(b->m, item->file, "tensor %.80s %s", t->experts || !item->own ? t->name : item->own, problem);
-    out[0] = NAN;
-}
-
-/* Return 1 if Q8 can represent a row. */
-static int fits_q8(const float *row, size_t cols) {
-    float largest = 0;
-    for (size_t i = 0; i < cols; i++) largest = fabsf(row[i]) > largest ? fabsf(row[i]) : largest;
-    return !(largest > 0) || !isinf(127.0f / largest);
-}
-
-/* Read a vector, which may have several parts. */
-static void fill_vector(builder *b, const tensor *t, float *out) {
-    for (size_t i = 0, at = 0; i < t->n_parts; at += (size_t)t->parts[i++].rows)
-        if (!stored_row(t->parts[i].item, t->parts[i].first, out + at, (size_t)t->parts[i].rows))
-            stop_at(b, t, t->parts[i].item, "contains values that are not finite", out);
-    if (t->changed)
-        for (size_t i = 0; i < t->rows; i++) out[i] = (out[i] + t->offset) * t->scale;
-}
-
-static void fill(void *user, size_t index, size_t piece, size_t row, float *out, size_t cols) {
-    builder *b = user;
-    const tensor *t = &b->tensors[index];
-    const part *p = t->parts;
-    if (t->frequencies) {
-        fill_positions(b->d, t->frequencies, row, out);
-        return;
-    }
-    if (!t->cols) {
-        fill_vector(b, t, out);
-        return;
-    }
-    if (t->experts) {
-        const size_t k = row < t->rows ? 0 : row < 2 * t->rows ? 1 : 2;
-        p = &t->parts[3 * piece + k];
-        row -= k * t->rows;
-    }
-    while (!t->experts && row >= p->rows) row -= p++->rows;
-    if (!stored_row(p->item, p->first + row, out, cols))
-        stop_at(b, t, p->item, "contains values that are not finite", out);
-    else if ((t->experts ? b->experts : b->type) == MOE_TYPE_Q8 && !t->f32 && !fits_q8(out, cols))
-        stop_at(b, t, p->item, "has a row whose largest weight is too small to quantise (below 4e-37)", out);
-}
-
-static int write_file(builder *b, uint64_t source) {
-    moe_tensor_spec *specs = making_keep(b->m, NULL, b->n * sizeof *specs);
-    if (!specs) return 0;
-    for (size_t i = 0; i < b->n; i++) {
-        const tensor *t = &b->tensors[i];
-        specs[i] =
-            (moe_tensor_spec){ .name = t->name,
-                               .type = t->experts           ? b->experts
-                                       : t->cols && !t->f32 ? b->type
-                                                            : MOE_TYPE_F32,
-                               .n_dims = t->experts ? 3
-                                         : t->cols  ? 2
-                                                    : 1,
-                               .dims = { t->experts ? t->experts : t->rows, t->experts ? t->rows : t->cols, t->cols } };
-    }
-    const moe_write_params params = { .entries = b->m->entries,
-                                      .n_entries = b->m->n_entries,
-                                      .tensors = specs,
-                                      .n_tensors = b->n,
-                                      .fill = fill,
-                                      .user = b,
-                                      .gated = 1 };
-    return making_write(b->m, &params, source);
-}
-
 /* Reject sizes that the engine does not support. */
 static int check_sizes(making *m, const decoder *d, const decoder_search *s) {
     const int64_t sizes[] = { d->width, d->heads, d->head, d->ffn, d->experts, d->hidden, d->shared };
@@ -653,7 +485,7 @@ static int check_sizes(making *m, const decoder *d, const decoder_search *s) {
 
 int decoder_write(making *m, const decoder *d, decoder_search *search, decoder_tokens *tokens, stored_list *list,
                   moe_type type, moe_type experts, const char *quantised, uint64_t source) {
-    builder b = { .m = m, .d = d, .list = list, .type = type, .experts = experts };
+    builder b = { .m = m, .file = d->file, .d = d, .list = list, .type = type, .experts = experts, .gated = 1 };
     making_put_int(m, "vocab.size", d->vocabulary);
     making_put_int(m, "model.width", d->width);
     if (d->family->gemma) making_put_real(m, "embedding.scale", sqrt((double)d->width));
@@ -669,7 +501,7 @@ int decoder_write(making *m, const decoder *d, decoder_search *search, decoder_t
                     "converting %s to Q4 quantises twice and loses precision; use --type q8b or q4m to preserve "
                     "precision",
                     quantised);
-    const int written = good && write_file(&b, source);
-    free(b.tensors);
+    const int written = good && builder_write(&b, source);
+    builder_free(&b);
     return written;
 }

@@ -7,8 +7,8 @@
 #define CONVERT_DECODER_H
 
 #include "tools/convert/bpe_pack.h"
+#include "tools/convert/builder.h"
 #include "tools/convert/prompts.h"
-#include "tools/convert/stored.h"
 
 enum {
     DECODER_MAX_LAYERS = 256,

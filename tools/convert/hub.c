@@ -1309,6 +1309,15 @@ int hub_convert(making *m, const convert_options *options) {
     return good;
 }
 
+int hub_convert_read(making *m, const convert_options *options, const decoder *d, const decoder_search *search,
+                     stored_list *list, moe_type type, uint64_t source) {
+    hub h = { .m = m, .options = options, .d = *d, .search = *search };
+    const int good = conf_begin(m, "config.json", NULL, &h.config) && read_tokens(&h) && put_general(&h) &&
+                     decoder_write(m, &h.d, &h.search, &h.tokens, list, type, type, "", source);
+    close_all(&h);
+    return good;
+}
+
 int hub_check(making *m, const convert_options *options) {
     hub h = { .m = m, .options = options };
     const int good = read_all(&h, 0);

@@ -105,8 +105,21 @@ def of_file(path):
         "; GGUF files start with GGUF: truncated or damaged" if name.endswith(".gguf") else ""))
 
 
+def is_ct2(path):
+    """Return True for a model of CTranslate2, or a package of Argos Translate that contains one."""
+    for model in (path, f"{path}/model.bin", f"{path}/model/model.bin"):
+        if os.path.isfile(model):
+            with open_regular(model) as file:
+                head = file.read(16)
+            if re.fullmatch(rb"[\2-\x1f]\0\0\0[\5-\x3f]\0[A-Z][A-Za-z0-9]{3}.*", head, re.DOTALL):
+                return True
+    return path.endswith(".argosmodel")
+
+
 def guess(path):
     """Return the layout of a checkpoint and its path."""
+    if os.path.exists(path) and is_ct2(path):
+        raise FormatError(f"{path}: a model of CTranslate2, which the programs convert: moe-translate -m {path}")
     if os.path.isdir(path):
         return of_folder(path)
     if os.path.exists(path):

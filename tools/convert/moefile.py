@@ -888,8 +888,8 @@ ANY_NORM = real_key("epsilon", 0, 1, 1e-5), name_key("norm.kind", "layer rms", "
 NORM = name_key("norm", "none before after both", "none"), *ANY_NORM
 HEADS = (count_key("heads", 1), flag_key("raw", 0), count_key("kv_heads", 1, inherits="heads"),
          count_key("head.size", 0, 0), count_key("window", 0, 0), Key("rotary", "flag", 0, 2, default=0),
-         name_key("head.norm", "none before after", "none"),
-         flag_key("residual", 1), *NORM)
+         name_key("head.norm", "none before after", "none"), real_key("scale", -1e6, 1e6, 0.0),
+         count_key("reach", 0, 0), flag_key("residual", 1), *NORM)
 ACTIVATIONS = "relu gelu swish gelu_tanh"
 GATES, EMPTY = "softmax topk threshold sigmoid", "top1 zero"
 DENSE = "softmax", "sigmoid"  # gates that select all experts
@@ -1009,8 +1009,8 @@ def describe_layer(meta, side, index):
             raise FormatError(f"{e.prefix}heads: the width is not a multiple of {x.heads} heads")
         if x.heads % x.kv_heads:
             raise FormatError(f"{e.prefix}kv_heads: {x.heads} heads are not a multiple of {x.kv_heads} kv_heads")
-        if x.kind == "cross" and (x.rotary or x.head_norm != "none"):
-            raise FormatError(f"{e.prefix}rotary, {e.prefix}head.norm: not supported in cross-attention")
+        if x.kind == "cross" and (x.rotary or x.head_norm != "none" or x.reach):
+            raise FormatError(f"{e.prefix}rotary, head.norm, reach: not supported in cross-attention")
         if x.window and (x.kind == "cross" or side != "decoder"):
             raise FormatError(f"{e.prefix}window: only supported in self-attention of decoders")
         if x.rotary and architecture != "decoder":
@@ -1298,7 +1298,14 @@ def shapes(m, present=()):
                     add(f"{name}.{norm}.bias", n)
         for part in ("q_norm", "k_norm") if getattr(x, "head_norm", "none") != "none" else ():
             add(f"{name}.{part}.weight", x.head_size)
-        always = x.kind not in ("ssru", "average") and not getattr(x, "gated", 0) and m.architecture != "decoder"
+        reach = getattr(x, "reach", 0)
+        if reach and name + ".distance.bias" in present:
+            add(name + ".distance.bias", 2 * reach + 1, x.heads, f32=True)
+        for part in ("keys", "values") if reach else ():
+            if f"{name}.distance.{part}" in present:
+                add(f"{name}.distance.{part}", 2 * reach + 1, x.head_size, f32=True)
+        always = x.kind not in ("ssru", "average") and not getattr(x, "gated", 0) and m.architecture != "decoder" \
+            and getattr(x, "norm_kind", "layer") == "layer"
         for part, rows, cols in products(x, width, m.width):
             add(name + part + ".weight", rows, cols)
             (add if always else add_if_present)(name + part + ".bias", rows)

@@ -184,6 +184,44 @@ moe_status packed_open(const char *path, uint64_t most, const char *what, const 
     return status;
 }
 
+/* Unpack to the file `to`. Returns 1 if the data becomes exactly `size` bytes. */
+static int inflate_to(int to, const uint8_t *data, size_t bytes, uint64_t size, unsigned char *block) {
+    z_stream z = { .next_in = (unsigned char *)(uintptr_t)data };
+    const uint8_t *end = data + bytes;
+    uint64_t done = 0;
+    int result = Z_OK;
+    if (inflateInit2(&z, -15) != Z_OK) return 0;
+    while (result == Z_OK) {
+        z.avail_in = (uInt)((size_t)(end - z.next_in) < BLOCK ? (size_t)(end - z.next_in) : BLOCK);
+        z.next_out = block;
+        z.avail_out = BLOCK;
+        result = inflate(&z, Z_NO_FLUSH);
+        const size_t n = BLOCK - z.avail_out;
+        done += n;
+        if (done > size || !write_block(to, block, n)) result = Z_DATA_ERROR;
+    }
+    inflateEnd(&z);
+    return result == Z_STREAM_END && done == size && z.next_in == end;
+}
+
+moe_status packed_unpack(const uint8_t *data, size_t bytes, uint64_t size, int deflated, const char *name,
+                         const char *beside, packed_file *file, moe_error *error) {
+    unsigned char *block = malloc(BLOCK);
+    if (!block) return text_out_of_memory(error);
+    const int fd = open_unnamed(beside, error);
+    moe_status status = MOE_ERROR_IO;
+    if (fd >= 0) {
+        if (deflated ? inflate_to(fd, data, bytes, size, block) : bytes == size && write_block(fd, data, bytes))
+            status = map(name, fd, size, file, error);
+        else
+            status = text_fail(error, MOE_ERROR_FORMAT, name, "%.100s: damaged, or no room for %llu bytes on the disk",
+                               name, (unsigned long long)size);
+        close(fd);
+    }
+    free(block);
+    return status;
+}
+
 void packed_close(packed_file *file) {
     if (file->data) munmap((void *)(uintptr_t)file->data, file->size);
     *file = (packed_file){ NULL, 0 };

@@ -17,6 +17,11 @@ moe_status packed_open(const char *path, uint64_t most, const char *what, const 
                        moe_error *error);
 void packed_close(packed_file *file);
 
+/* Copy `bytes` bytes, or unpack them if they are raw deflate, to an unnamed file in the folder of `beside`, whose size
+ * must become `size`. `name`: for messages. */
+moe_status packed_unpack(const uint8_t *data, size_t bytes, uint64_t size, int deflated, const char *name,
+                         const char *beside, packed_file *file, moe_error *error);
+
 /* Write the SHA-256 of a file as stored, in hexadecimal. */
 moe_status packed_digest(const char *path, char hex[65], moe_error *error);
 

@@ -174,22 +174,37 @@ static int read_settings(const field *message, spm_settings *s) {
     return more == 0;
 }
 
-static moe_status read_bpe(pieces_bpe *p, const char *name, moe_error *error) {
-    static const char *const types[] = { "", "unigram", "bpe", "word", "char" };
-    spm_settings s = { .type = 1, .spaced = 1, .collapses = 1, .escapes = 1 };
-    fields f = { p->file.data, p->file.data + p->file.size };
+/* Read all pieces, and the settings. */
+static moe_status read_model(const void *data, size_t size, const char *name, pieces_bpe *p, spm_settings *s,
+                             moe_error *error) {
+    fields f = { data, (const uint8_t *)data + size };
     field message;
     int more, good = 1;
     while (good && (more = take_field(&f, &message)) > 0) {
         piece_of_bpe piece;
         if (message.number < 1 || message.number > 3) continue;
-        good = message.data && (message.number == 1 ? read_piece(&message, &piece) : read_settings(&message, &s));
+        good = message.data && (message.number == 1 ? read_piece(&message, &piece) : read_settings(&message, s));
         if (!good || message.number != 1) continue;
         if (p->n == MAX_PIECES) return damaged(name, "too many pieces", error);
         const moe_status status = text_add(&p->all, &p->n, &p->capacity, &piece, 1, sizeof piece, error);
         if (status) return status;
     }
-    if (!good || more < 0 || !p->n) return damaged(name, "not a SentencePiece model, or damaged", error);
+    return good && more >= 0 && p->n ? MOE_OK : damaged(name, "not a SentencePiece model, or damaged", error);
+}
+
+moe_status pieces_list(const void *data, size_t size, const char *name, pieces_bpe *p, moe_error *error) {
+    spm_settings s = { .type = 1 };
+    *p = (pieces_bpe){ .n = 0 };
+    const moe_status status = read_model(data, size, name, p, &s, error);
+    if (status) pieces_free_bpe(p);
+    return status;
+}
+
+static moe_status read_bpe(pieces_bpe *p, const char *name, moe_error *error) {
+    static const char *const types[] = { "", "unigram", "bpe", "word", "char" };
+    spm_settings s = { .type = 1, .spaced = 1, .collapses = 1, .escapes = 1 };
+    const moe_status status = read_model(p->file.data, p->file.size, name, p, &s, error);
+    if (status) return status;
     if (s.type != BPE)
         return text_fail(error, MOE_ERROR_UNSUPPORTED, name,
                          "%.100s: SentencePiece models of type %s are not supported for decoder-only models: expected "

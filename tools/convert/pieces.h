@@ -29,6 +29,8 @@ typedef struct pieces_bpe {
     size_t n, capacity;
     int spaced; /* 1 if a space precedes texts */
 } pieces_bpe;
+/* Read the pieces of any model, whose bytes `data` must remain valid. On failure `p` is freed. */
+moe_status pieces_list(const void *data, size_t size, const char *name, pieces_bpe *p, moe_error *error);
 /* Read a model that normalises no texts. On failure `p` is freed. */
 moe_status pieces_read_bpe(const char *path, const char *beside, pieces_bpe *p, moe_error *error);
 void pieces_free_bpe(pieces_bpe *p);

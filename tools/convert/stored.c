@@ -208,6 +208,14 @@ static const stored_format formats[] = { { "F32", 0, 1, 4, decode_f32 },
                                          { "U64", -1, 1, 8, NULL } };
 enum { FORMATS = sizeof formats / sizeof *formats, PLAIN = 3 };
 
+static void decode_int8(const uint8_t *p, float *out) { *out = (float)(int8_t)*p; }
+static void decode_int16(const uint8_t *p, float *out) { *out = (float)(int16_t)(uint16_t)u16_at(p); }
+static void decode_int32(const uint8_t *p, float *out) { *out = (float)(int32_t)(u16_at(p) | u16_at(p + 2) << 16); }
+
+const stored_format stored_int8 = { "int8", -1, 1, 1, decode_int8 };
+const stored_format stored_int16 = { "int16", -1, 1, 2, decode_int16 };
+const stored_format stored_int32 = { "int32", -1, 1, 4, decode_int32 };
+
 const stored_format *stored_format_named(const char *name) {
     for (size_t i = 0; i < FORMATS; i++)
         if (strcmp(formats[i].name, name) == 0) return &formats[i];
@@ -220,7 +228,11 @@ const stored_format *stored_format_ggml(uint32_t number) {
     return NULL;
 }
 
-int stored_is_plain(const stored_format *format) { return format - formats < PLAIN; }
+int stored_is_plain(const stored_format *format) {
+    for (size_t i = 0; i < PLAIN; i++)
+        if (format == &formats[i]) return 1;
+    return 0;
+}
 
 /* ---- Tensors ---- */
 
@@ -330,6 +342,16 @@ int stored_row(const stored *t, uint64_t row, float *out, size_t cols) {
     if (t->scales) multiply_by_scales(t, row, out, cols);
     for (size_t i = 0; i < cols; i++) finite &= isfinite(out[i]) != 0;
     return finite;
+}
+
+int stored_has_codes(const stored *t) {
+    return t->format == &stored_int8 && t->scales && t->n_dims == 2 && t->scale_block[0] == 1 &&
+           t->scale_block[1] == t->dims[1];
+}
+
+void stored_codes(const stored *t, uint64_t row, int8_t *codes, size_t cols, float *scale) {
+    memcpy(codes, t->data + row * cols, cols);
+    t->scale_format->decode(t->scales + row * t->scale_format->bytes, scale);
 }
 
 const char *stored_shape(const stored *t, char *out, size_t size) {

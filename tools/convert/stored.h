@@ -18,6 +18,8 @@ typedef struct stored_format {
 const stored_format *stored_format_named(const char *name); /* NULL if unknown */
 const stored_format *stored_format_ggml(uint32_t number);
 int stored_is_plain(const stored_format *format); /* 1 for F32, F16 and BF16 */
+/* Integers of CTranslate2, which have a scale per row or per tensor. Other files cannot name these formats. */
+extern const stored_format stored_int8, stored_int16, stored_int32;
 
 typedef struct stored {
     const char *name; /* transformers' name */
@@ -56,6 +58,9 @@ int stored_connect_scales(making *m, stored_list *list, const uint64_t block[2])
 /* Read a row of `cols` numbers, which are a whole number of blocks; `row` counts rows of the last dimension. Return 0
  * if a number is not finite. */
 int stored_row(const stored *t, uint64_t row, float *out, size_t cols);
+/* Check if a matrix has codes of 8 bits with a scale per row, and copy the codes and the scale of a row. */
+int stored_has_codes(const stored *t);
+void stored_codes(const stored *t, uint64_t row, int8_t *codes, size_t cols, float *scale);
 /* Write a shape as [1, 2] to out[size]. Return out. */
 const char *stored_shape(const stored *t, char *out, size_t size);
 

@@ -233,6 +233,7 @@ static void describe_layer(const moe_model *m, size_t at, text_bytes *out) {
     if (number(m, at, "kv_heads") != number(m, at, "heads"))
         text_printf(out, " (%lld for keys)", number(m, at, "kv_heads"));
     if (number(m, at, "window")) text_printf(out, ", window of %lld tokens", number(m, at, "window"));
+    if (number(m, at, "reach")) text_printf(out, ", relative positions up to %lld", number(m, at, "reach"));
     if (number(m, at, "rotary")) text_append_string(out, ", rotary positions");
     const int both = strcmp(norm, "both") == 0;
     if (both || strcmp(norm, "before") == 0 || strcmp(norm, "after") == 0)
