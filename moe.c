@@ -1275,8 +1275,8 @@ typedef struct moe_attention_op {
     const float *keys, *values; /* [tokens, src[0]->cols], [tokens, cols] */
 } moe_attention_op;
 
-/* Terms of self-attention that depend on the distance of a key from the query, clipped to [-reach, reach]. Row 0 is for
- * -reach. Added to scores (Raffel et al. 2020, arXiv 1910.10683), or to keys and values (Shaw et al. 2018, 1803.02155). */
+/* Terms of self-attention that depend on the distance of a key from the query, clipped to [-reach, reach], in order:
+ * added to scores (Raffel et al. 2020, arXiv 1910.10683), or to keys and values (Shaw et al. 2018, 1803.02155). */
 typedef struct moe_distances {
     size_t reach;               /* 0 if there are none */
     const float *bias;          /* [2 reach + 1, heads] or NULL */

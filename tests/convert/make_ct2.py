@@ -34,11 +34,11 @@ def tokens():
     return [*SPECIAL, *("\u2581" + chr(97 + i) if i % 2 else chr(97 + i // 2) for i in range(PIECES - 3))]
 
 
-def spm():
+def spm(texts=None):
     """Return a SentencePiece model with these pieces."""
     proto, pieces = test_hf_tokens.proto, b""
-    for i, text in enumerate(tokens()):
-        kind = {"<unk>": 2, "<s>": 3, "</s>": 3}.get(text, 1)
+    for i, text in enumerate(texts or tokens()):
+        kind = {"<unk>": 2, "<s>": 3, "</s>": 3, "<pad>": 3}.get(text, 1)
         pieces += proto((1, proto((1, text.encode()), (2, struct.pack("<f", -i)), (3, kind))))
     return pieces + proto((2, proto((3, 1)))) + proto((3, proto((1, b"identity"), (3, 1), (4, 1), (5, 1))))
 
@@ -49,7 +49,7 @@ def make(kind, seed=1):
     r = np.random.default_rng(seed)
     head, keys, out = o.get("head", WIDTH // HEADS), o.get("keys", HEADS), {}
 
-    def rows(*shape, spread=2.0):
+    def rows(*shape, spread=1.4 if rms else 2.0):
         return (r.standard_normal(shape) * spread / math.sqrt(shape[-1])).astype(np.float32)
 
     def norm(name):
@@ -124,7 +124,8 @@ def model_bin(arrays, version=6, spec="TransformerSpec"):
     n = [0, 0]
     for name in sorted(arrays):
         x = np.asarray(arrays[name])
-        if name.endswith("/weight_scale") and id(arrays[name[:-6]]) in seen and seen[id(arrays[name[:-6]])] != name[:-6]:
+        matrix = name.removesuffix("_scale")
+        if name.endswith("/weight_scale") and seen.get(id(arrays[matrix]), matrix) != matrix:
             continue  # the matrix is an alias
         if x.ndim and version >= 3 and id(arrays[name]) in seen:
             aliases += encoded(name) + encoded(seen[id(arrays[name])])
@@ -257,7 +258,9 @@ class Reference(transformer_numpy.Transformer):
         act = ACTIVATIONS.get(self.activation, lambda x: 0.5 * x * (1 + np.tanh(
             math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3))))
         y = act(self.linear(name + "/linear_0", x))
-        return self.linear(name + "/linear_1", y * self.linear(name + "/linear_0_noact", x) if self.o.get("gated") else y)
+        if self.o.get("gated"):
+            y = y * self.linear(name + "/linear_0_noact", x)
+        return self.linear(name + "/linear_1", y)
 
     def side(self, side, ids, memory=None):
         table = self.w[f"{side}/embeddings" + "_0" * (side == "encoder") + "/weight"]

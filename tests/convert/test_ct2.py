@@ -96,6 +96,23 @@ def scores_and_searches_match_the_reference():
 
 
 @numpy_test
+def batches_threads_and_instruction_sets_give_the_same_bytes():
+    for kind in "argos", "t5":
+        with tempfile.TemporaryDirectory() as at:
+            folder_of(at + "/in", kind)
+            assert convert(at + "/in", at + "/out") is None
+            lines, found = [text(x) for x in sources(12)], set()
+            for options in (("--batch", "1"), ("--batch", "5", "--threads", "2"), ("--isa", "portable"),
+                            ("--isa", "avx2")):
+                done = subprocess.run([TRANSLATE, "-m", at + "/out", "--raw-ids", "--json", "--beam", "3", *options],
+                                      input="\n".join(lines), capture_output=True, encoding="utf-8")
+                if done.returncode != 2 or "isa" not in options[0]:  # 2: this machine lacks the instruction set
+                    assert done.returncode == 0, done.stderr
+                    found.add(done.stdout)
+            assert len(found) == 1, kind
+
+
+@numpy_test
 def number_formats_keep_their_numbers():
     for kind, number_format in (("argos", "int8"), ("marian", "int8"), ("opennmt", "int16"), ("t5", "int8"),
                                 ("post", "float16")):

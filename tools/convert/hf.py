@@ -1,4 +1,4 @@
-"""Read checkpoints in Hugging Face's layout: M2M-100 and dense NLLB, NLLB-MoE, Marian (OPUS-MT).
+"""Read checkpoints in Hugging Face's layout: M2M-100 and dense NLLB, NLLB-MoE, Marian (OPUS-MT); T5 with t5.py.
 
 A folder contains config.json, optionally generation_config.json and tokeniser files, and model.safetensors or
 pytorch_model.bin, in one file or in shards with an index. Neither transformers nor PyTorch is needed. All names, types
@@ -249,7 +249,9 @@ def open_checkpoint(folder, say=lambda message: None):
 FAMILIES = {"m2m_100": ("m2m", ("M2M100ForConditionalGeneration", "M2M100Model")),
             "nllb-moe": ("mixture", ("NllbMoeForConditionalGeneration", "NllbMoeModel")),
             "nllb_moe": ("mixture", ("NllbMoeForConditionalGeneration", "NllbMoeModel")),
-            "marian": ("marian", ("MarianMTModel", "MarianModel"))}
+            "marian": ("marian", ("MarianMTModel", "MarianModel")), "t5": ("t5", ("T5ForConditionalGeneration",)),
+            "mt5": ("t5", ("MT5ForConditionalGeneration",)), "umt5": ("t5", ("UMT5ForConditionalGeneration",)),
+            "switch_transformers": ("t5", ("SwitchTransformersForConditionalGeneration",))}
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
 
 
@@ -380,7 +382,7 @@ def start_of(c, m):
             raise FormatError(f"{path}: decoder_start_token_id is {short(start)}: not a token of the model")
     if given is None:
         raise FormatError(f"{c.path}: decoder_start_token_id is missing")
-    if given == m.pad and m.family != "marian":
+    if given == m.pad and m.family not in ("marian", "t5"):
         raise FormatError(f"{c.path}: decoder_start_token_id {given} is not supported: it is pad_token_id, which has "
                           "no position")
     return given
@@ -657,9 +659,11 @@ def read_hf(folder, say=lambda message: None, ids_only=False):
     if not os.path.isdir(folder):
         raise FormatError("not a folder: --from hf requires a folder that contains config.json")
     config, generation = read_configs(folder)
-    m = read_config(config)
-    return build(m, open_checkpoint(folder, say), generation, hf_tokens.read_tokens(folder, m, ids_only),
-                 files_in(folder), say)
+    family = FAMILIES.get(config.raw("model_type") if isinstance(config.raw("model_type"), str) else "", ("",))[0]
+    reader = t5 if family == "t5" else types.SimpleNamespace(read_config=read_config, build=build)
+    m = reader.read_config(config)
+    return reader.build(m, open_checkpoint(folder, say), generation, hf_tokens.read_tokens(folder, m, ids_only),
+                        files_in(folder), say)
 
 
 def build(m, stored, generation, tokens, files, say):
@@ -674,3 +678,6 @@ def build(m, stored, generation, tokens, files, say):
     b.finish(IGNORED)
     return types.SimpleNamespace(meta={**meta, **b.meta, **decode, **tokens}, tensors=b.tensors,
                                  identity=identity(files))
+
+
+import t5  # noqa: E402 - it uses the names above

@@ -236,7 +236,25 @@ def marian_meta(folder, m, _):
     return meta
 
 
+def t5_meta(folder, m, path):
+    """Return the metadata of T5: ids are piece numbers; sources begin with <2xx> in models with such pieces."""
+    data, pieces = read_pieces(path)
+    names = [piece for piece, _ in pieces]
+    if len(names) > m.vocabulary or m.eos >= len(names) or names[m.eos] != "</s>":
+        raise FormatError(f"{path}: {len(names)} pieces do not match the model's {m.vocabulary} tokens and </s> "
+                          f"{m.eos}")
+    unknown = [i for i, (_, kind) in enumerate(pieces) if kind == UNKNOWN]
+    pattern = re.compile("<2([a-z]{2,3}([-_][A-Za-z]+)*)>")
+    codes = {code[1]: i for i, piece in enumerate(names) if (code := pattern.fullmatch(piece))}
+    meta = {"tokenizer.model": data, "token.unk": unknown[0] if unknown else -1, "source.tag": 0}
+    if codes:
+        meta.update({"languages.codes": list(codes), "languages.tags": np.array(list(codes.values()), np.int64),
+                     "source.tag": 1})
+    return meta
+
+
 ORDINARY = re.compile("<s>|</s>|<unk>|<pad>|<mask>|<special[0-9]*>|madeupword[0-9]+|__[a-z]{2,3}__|"
+                      "<extra_id_[0-9]+>|<2[A-Za-z_-]+>|"
                       "[a-z]{3}_[A-Z][a-z]{3}|>>[^<>]+<<")  # tokens that never split a text
 # Keys with only one supported meaning, listed with its synonyms.
 SETTINGS = {"legacy_behaviour": (None, False), "sp_model_kwargs": (None, {}), "do_lower_case": (None, False),
@@ -253,8 +271,8 @@ KNOWN = set("""
     target_vocab_file tokenizer_file special_tokens_map_file name_or_path init_inputs model_max_length max_length
     truncation truncation_side truncation_strategy stride padding padding_side pad_to_multiple_of pad_token_type_id
     return_token_type_ids return_attention_mask return_tensors model_input_names use_fast processor_class
-    num_madeup_words clean_up_tokenization_spaces split_special_tokens add_prefix_space from_slow legacy verbose
-    backend is_local local_files_only revision chat_template transformers_version""".split())
+    num_madeup_words extra_ids clean_up_tokenization_spaces split_special_tokens add_prefix_space from_slow legacy
+    verbose backend is_local local_files_only revision chat_template transformers_version""".split())
 
 
 def check_settings(folder):
@@ -297,7 +315,8 @@ SPM = "sentencepiece.bpe.model"
 M2M, NLLB = (m2m_meta, (SPM, "vocab.json")), (nllb_meta, (SPM,))
 CLASSES = {"m2m": {"M2M100Tokenizer": M2M, "NllbTokenizer": NLLB, "SMALL100Tokenizer": (small100_meta, M2M[1])},
            "mixture": {"NllbTokenizer": NLLB},
-           "marian": {"MarianTokenizer": (marian_meta, ("source.spm", "target.spm", "vocab.json"))}}
+           "marian": {"MarianTokenizer": (marian_meta, ("source.spm", "target.spm", "vocab.json"))},
+           "t5": {"T5Tokenizer": (t5_meta, ("spiece.model",))}}
 
 
 def class_of(folder, m, there):

@@ -421,7 +421,8 @@ static int read_family(hub *h) {
     if (h->m->status) return 0;
     h->d.family = type ? decoder_family_named(type) : NULL;
     if (!h->d.family) { /* the list leaves no room for the command that converts types which hf.py reads */
-        const int python = type && text_is_listed("m2m_100 nllb-moe nllb_moe marian", type, strlen(type));
+        const int python = type && text_is_listed("m2m_100 nllb-moe nllb_moe marian t5 mt5 umt5 switch_transformers",
+                                                  type, strlen(type));
         return making_unsupported(h->m, c->file, "model_type %.40s has no reader in C%s%s", type ? type : "(missing)",
                                   python ? "" : ": expected ", python ? "" : decoder_families(h->m, 0));
     }

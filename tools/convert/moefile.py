@@ -1298,12 +1298,11 @@ def shapes(m, present=()):
                     add(f"{name}.{norm}.bias", n)
         for part in ("q_norm", "k_norm") if getattr(x, "head_norm", "none") != "none" else ():
             add(f"{name}.{part}.weight", x.head_size)
-        reach = getattr(x, "reach", 0)
-        if reach and name + ".distance.bias" in present:
-            add(name + ".distance.bias", 2 * reach + 1, x.heads, f32=True)
-        for part in ("keys", "values") if reach else ():
-            if f"{name}.distance.{part}" in present:
-                add(f"{name}.distance.{part}", 2 * reach + 1, x.head_size, f32=True)
+        if getattr(x, "reach", 0):  # a bias, or keys and perhaps values
+            rows, bias = 2 * x.reach + 1, name + ".distance.bias"
+            add_if_present(bias, rows, x.heads, f32=True)
+            (add_if_present if bias in present else add)(name + ".distance.keys", rows, x.head_size, f32=True)
+            add_if_present(name + ".distance.values", rows, x.head_size, f32=True)
         always = x.kind not in ("ssru", "average") and not getattr(x, "gated", 0) and m.architecture != "decoder" \
             and getattr(x, "norm_kind", "layer") == "layer"
         for part, rows, cols in products(x, width, m.width):
@@ -1312,7 +1311,7 @@ def shapes(m, present=()):
         if x.kind != "moe":
             return width
         after = add_moe(name, x, width)
-        if m.architecture == "transformer" and x.expert == "mlp":
+        if m.architecture == "transformer" and x.expert == "mlp" and x.norm_kind == "layer":
             add(name + ".experts.up_bias", x.experts * x.hidden)
             add(name + ".experts.down_bias", x.experts * width)
         return after

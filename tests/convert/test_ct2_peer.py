@@ -1,0 +1,305 @@
+#!/usr/bin/env python3
+"""Compare models that CTranslate2's own converters made from random checkpoints with CTranslate2 in float32: the same
+tokens for 40 sources, greedy and with beam 4.
+
+Usage: tests/python tests/convert/test_ct2_peer.py [--only NAME]
+
+Needs ctranslate2 4.8.5, transformers 4.57.6, PyTorch, protobuf (`make test-long`). int8: scores within 0.05 of those of
+CTranslate2, which quantises inputs too. T5 and Switch in Hugging Face's layout are compared with transformers in
+float64.
+"""
+import argparse
+import contextlib
+import json
+import os
+import random
+import sys
+import tempfile
+import warnings
+
+from converting import convert_quietly
+from suite import Suite
+from test_ct2 import TOLERANCE, convert, sources, text, translate
+
+try:
+    import ctranslate2
+    import numpy as np
+    import torch
+    import transformers
+    from ctranslate2.converters import TransformersConverter
+    from ctranslate2.specs import common_spec, transformer_spec
+
+    import make_ct2 as make
+    import test_t5
+    if transformers.__version__ != "4.57.6":
+        ctranslate2 = None
+except ImportError:
+    ctranslate2 = None
+test = Suite()
+peer_test = test.needs(ctranslate2, "ctranslate2 and transformers 4.57.6")
+CODES = "en de fr es ru zh".split()
+
+
+def spread(model, scale=3.0):
+    """Give weights that make decisions clear."""
+    r = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            noise = torch.randn(p.shape, generator=r)
+            p.copy_(noise * scale / p.shape[-1] ** 0.5 if p.ndim > 1 else 0.2 * noise + ("norm.weight" in name))
+    return model
+
+
+def write_json(path, value):
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(value, file)
+
+
+def write_spm(*paths, pieces=None):
+    for path in paths:
+        with open(path, "wb") as file:
+            file.write(make.spm() if pieces is None else pieces)
+
+
+def marian(at):
+    write_spm(at + "/source.spm", at + "/target.spm")
+    words = ["</s>", "<unk>", *make.tokens()[3:], "<pad>"]
+    write_json(at + "/vocab.json", {w: i for i, w in enumerate(words)})
+    write_json(at + "/tokenizer_config.json", {"tokenizer_class": "MarianTokenizer"})
+    pad = len(words) - 1
+    config = transformers.MarianConfig(
+        vocab_size=pad + 1, d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96, pad_token_id=pad, eos_token_id=0,
+        decoder_start_token_id=pad, forced_eos_token_id=0, max_position_embeddings=128, activation_function="swish",
+        scale_embedding=True)
+    spread(transformers.MarianMTModel(config)).save_pretrained(at)
+    return "source.spm", "target.spm"
+
+
+def m2m(at):
+    write_spm(at + "/sentencepiece.bpe.model")
+    words = ["<s>", "<pad>", "</s>", "<unk>", *make.tokens()[3:]]
+    write_json(at + "/vocab.json", {w: i for i, w in enumerate(words)})
+    tokens = transformers.models.m2m_100.tokenization_m2m_100.FAIRSEQ_LANGUAGE_CODES["m2m100"]
+    transformers.M2M100Tokenizer(at + "/vocab.json", at + "/sentencepiece.bpe.model", additional_special_tokens=[
+        f"__{x}__" for x in tokens]).save_pretrained(at)
+    config = transformers.M2M100Config(
+        vocab_size=len(words) + 108, d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=8, encoder_ffn_dim=96, decoder_ffn_dim=80, max_position_embeddings=128)
+    spread(transformers.M2M100ForConditionalGeneration(config)).save_pretrained(at)
+    return ("sentencepiece.bpe.model",)
+
+
+def t5(at, **more):
+    pieces = make.spm(["<pad>", "</s>", "<unk>", *make.tokens()[3:]])
+    write_spm(at + "/spiece.model", pieces=pieces)
+    transformers.T5Tokenizer(at + "/spiece.model", extra_ids=0, legacy=True).save_pretrained(at)
+    config = transformers.T5Config(vocab_size=make.PIECES, d_model=48, d_kv=16, d_ff=64, num_layers=2,
+                                   num_decoder_layers=3, num_heads=4, decoder_start_token_id=0, **more)
+    model = spread(transformers.T5ForConditionalGeneration(config), 2.0)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            large = more["tie_word_embeddings"] and "shared" in name
+            p.mul_(0.25 if name.endswith("Attention.q.weight") else 6 if large else 1)
+    model.save_pretrained(at)
+    return ("spiece.model",)
+
+
+def decoder(at, model, config, **more):
+    from tokenizers import Tokenizer, decoders, models, normalizers
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "\u2581", *map(chr, range(97, 123))]
+    t = Tokenizer(models.BPE(vocab={x: i for i, x in enumerate(words)}, merges=[], byte_fallback=True, fuse_unk=True,
+                             unk_token="<unk>"))
+    t.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    t.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
+                                   decoders.Strip(" ", 1, 0)])
+    transformers.PreTrainedTokenizerFast(tokenizer_object=t, bos_token="<s>", eos_token="</s>",
+                                         unk_token="<unk>").save_pretrained(at)
+    spread(model(config(vocab_size=len(words), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+                        num_attention_heads=4, num_key_value_heads=2, bos_token_id=1, eos_token_id=2, pad_token_id=None,
+                        **more))).save_pretrained(at)
+    return "tokenizer.json", "tokenizer_config.json"
+
+
+@contextlib.contextmanager
+def made(write, quantization=None):
+    """Write a checkpoint, and convert it by CTranslate2; yield (its folder, our model)."""
+    with tempfile.TemporaryDirectory() as at, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        os.makedirs(at + "/hf")
+        files = write(at + "/hf")
+        TransformersConverter(at + "/hf", copy_files=list(files)).convert(at + "/ct2", quantization=quantization)
+        problem = convert(at + "/ct2", at + "/model", "f32")
+        assert problem is None, problem
+        yield at + "/ct2", at + "/model"
+
+
+def vocabulary_of(folder, side="shared"):
+    with open(f"{folder}/{side}_vocabulary.json", encoding="utf-8") as file:
+        return json.load(file)
+
+
+def same_translations(folder, model, ends, tolerance=None):
+    """Return how many of 40 sources have the same tokens, greedy and with beam 4, and the largest difference of scores
+    of equal ones."""
+    words, r, worst, same = vocabulary_of(folder), random.Random(7), 0.0, {}
+    plain = [i for i, x in enumerate(words) if not x.startswith(("<", "__", "madeup"))]
+    tags = [i for i, x in enumerate(words) if x.startswith("__")]
+    with open(folder + "/config.json", encoding="utf-8") as file:
+        eos = words.index(json.load(file)["eos_token"])
+    lines = [([r.choice(tags)] if tags else []) + r.choices(plain, k=r.choice((1, 2, 5, 9, 20, 33))) + [eos] * ends
+             for _ in range(40)]
+    forced = r.choice(tags) if tags else None
+    compute = "float32" if tolerance is None else "int8"
+    translator = ctranslate2.Translator(folder, compute_type=compute, intra_threads=1)
+    for beam in 1, 4:
+        options = ["--beam", str(beam), "--max-len", "24", *(["--force", str(forced)] if tags else [])]
+        found = translate(model, [text(x) for x in lines], *options)
+        theirs = translator.translate_batch([[words[i] for i in x] for x in lines], beam_size=beam, return_scores=True,
+                                            target_prefix=[[words[forced]]] * 40 if tags else None,
+                                            max_decoding_length=24, min_decoding_length=0)
+        same[beam] = 0
+        for got, wanted in zip(found, theirs):
+            ids = got["ids"][:-1] if got["ids"][-1] == eos else got["ids"]
+            if ids == [words.index(x) for x in wanted.hypotheses[0]]:
+                same[beam] += 1
+                worst = max(worst, abs(got["score"] - wanted.scores[0]))
+    return same, worst
+
+
+@peer_test
+def translations_in_float32_are_equal():
+    for name, write in (("marian", marian), ("m2m", m2m),
+                        ("t5", lambda at: t5(at, feed_forward_proj="relu", tie_word_embeddings=True)),
+                        ("t5 1.1", lambda at: t5(at, feed_forward_proj="gated-gelu", tie_word_embeddings=False))):
+        with made(write) as (folder, model):
+            same, worst = same_translations(folder, model, True)
+            print(f"    {name}: {same}, scores within {worst:.1e}")
+            assert same == {1: 40, 4: 40} and worst < 1e-4, name
+
+
+@peer_test
+def translations_in_int8_are_close():
+    for name, write in ("marian", marian), ("m2m", m2m):
+        with made(write, "int8") as (folder, model):
+            exact, _ = same_translations(folder, model, True)  # CTranslate2 computes in float32, too
+            same, worst = same_translations(folder, model, True, 0.05)
+            print(f"    {name}: {exact}; CTranslate2 in int8 {same}, scores within {worst:.3f}")
+            assert exact == {1: 40, 4: 40} and min(same.values()) >= 20 and worst < 0.05, name
+
+
+@peer_test
+def opennmts_relative_positions_are_equal():
+    r = np.random.default_rng(3)
+    rows = lambda *shape: (r.standard_normal(shape) * 3 / shape[-1] ** 0.5).astype(np.float32)
+    spec = transformer_spec.TransformerSpec.from_config((2, 2), 4, with_relative_position=True, ffn_glu=True,
+                                                        activation=common_spec.Activation.GELU)
+    words = ["<unk>", "<blank>", *make.tokens()[1:]]
+    spec.encoder.scale_embeddings = spec.decoder.scale_embeddings = False
+
+    def fill(part):
+        for name, x in list(vars(part).items()):
+            if isinstance(x, list):
+                for y in x:
+                    fill(y)
+            elif hasattr(x, "validate"):
+                fill(x)
+            elif x is None:
+                at = name if name in ("gamma", "beta") else "matrix" if name == "weight" else name
+                shape = {"gamma": (32,), "beta": (32,), "relative_position_keys": (11, 8),
+                         "relative_position_values": (11, 8)}.get(at)
+                setattr(part, name, 0.2 * r.standard_normal(32).astype(np.float32) + (at == "gamma") if at in (
+                    "gamma", "beta") else rows(*shape) if shape else None)
+    fill(spec)
+    for side in spec.encoder, spec.decoder:
+        (side.embeddings[0] if side is spec.encoder else side.embeddings).weight = rows(len(words), 32)
+        for layer in side.layer:
+            for part in ["self_attention"] + ["attention"] * (side is spec.decoder):
+                shapes = [(96, 32), (32, 32)] if part == "self_attention" else [(32, 32), (64, 32), (32, 32)]
+                for linear, shape in zip(getattr(layer, part).linear, shapes):
+                    linear.weight, linear.bias = rows(*shape), rows(shape[0])
+            for linear, shape in ((layer.ffn.linear_0, (48, 32)), (layer.ffn.linear_0_noact, (48, 32)),
+                                  (layer.ffn.linear_1, (32, 48))):
+                linear.weight, linear.bias = rows(*shape), rows(shape[0])
+    spec.decoder.projection.weight, spec.decoder.projection.bias = rows(len(words), 32), rows(len(words))
+    spec.register_source_vocabulary(words)
+    spec.register_target_vocabulary(words)
+    spec.validate()
+    spec.optimize()
+    with tempfile.TemporaryDirectory() as at:
+        spec.save(at)
+        write_spm(at + "/sentencepiece.model")
+        assert convert(at, at + "/model", "f32") is None
+        same, worst = same_translations(at, at + "/model", False)
+        print(f"    {same}, scores within {worst:.1e}")
+        assert same == {1: 40, 4: 40} and worst < 1e-4
+
+
+@peer_test
+def decoder_only_models_are_equal():
+    t, r = transformers, random.Random(3)
+    for name, model, config, more in (
+            ("llama", t.LlamaForCausalLM, t.LlamaConfig, {}), ("qwen2", t.Qwen2ForCausalLM, t.Qwen2Config, {}),
+            ("qwen3", t.Qwen3ForCausalLM, t.Qwen3Config, {"head_dim": 16}),
+            ("mistral", t.MistralForCausalLM, t.MistralConfig, {"sliding_window": 512}),
+            ("gemma3", t.Gemma3ForCausalLM, t.Gemma3TextConfig,
+             {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 64, "sliding_window_pattern": 2})):
+        with made(lambda at: decoder(at, model, config, **more)) as (folder, ours):
+            with open(folder + "/vocabulary.json", encoding="utf-8") as file:
+                words, same = json.load(file), {}
+            lines = [[r.randrange(3, len(words)) for _ in range(r.choice((1, 3, 8, 20, 40)))] for _ in range(40)]
+            generator = ctranslate2.Generator(folder, compute_type="float32", intra_threads=1)
+            for beam in 1, 4:
+                found = translate(ours, [text(x) for x in lines], "--kv-bits", "32", "--beam", str(beam), "--max-len",
+                                  "16", "--early-stopping=1")
+                theirs = [generator.generate_batch([[words[i] for i in x]], beam_size=beam, max_length=16, min_length=0,
+                                                   include_prompt_in_result=False)[0].sequences_ids[0] for x in lines]
+                cut = lambda ids: ids[:-1] if ids and ids[-1] == 2 else ids
+                same[beam] = sum(cut(a["ids"]) == cut(b) for a, b in zip(found, theirs))
+            print(f"    {name}: {same}")
+            assert same == {1: 40, 4: 40}, name
+
+
+@peer_test
+def t5_and_switch_match_transformers():
+    torch.set_num_threads(2)
+    torch.set_default_dtype(torch.float64)
+    try:
+        for kind, model_type in (("t5", "t5"), ("t5-tied", "t5"), ("t5-tied", "switch_transformers")):
+            with tempfile.TemporaryDirectory() as at:
+                sparse = model_type[0] == "s"
+                ct2, arrays = test_t5.switch() if sparse else (make.make(kind)[0], None)
+                config = test_t5.config_of(kind, model_type, **(test_t5.SWITCH if sparse else {}))
+                test_t5.write(at, config, arrays or test_t5.arrays_of(ct2))
+                assert convert_quietly("--from", "hf", at, "-o", at + "/out") is None
+                model = transformers.AutoModelForSeq2SeqLM.from_pretrained(at, torch_dtype=torch.float64).eval()
+                for module in model.modules():
+                    if hasattr(module, "expert_capacity"):
+                        module.dtype = torch.float64
+                lines = sources(40)
+                targets = [[*line[::-1][:20], 2] for line in lines]
+                found = translate(at + "/out", [f"{text(x)}\t{text(y)}" for x, y in zip(lines, targets)], "--score")
+                for x, y, got in zip(lines, targets, found):
+                    with torch.no_grad():
+                        before = torch.tensor([[1, *y[:-1]]])
+                        logits = model(input_ids=torch.tensor([x]), decoder_input_ids=before).logits
+                    logp = torch.log_softmax(logits[0], -1)
+                    off = max(abs(a - float(logp[i, y[i]])) for i, a in enumerate(got["token_logprobs"]))
+                    assert off < TOLERANCE, (kind, model_type, x, off)
+                for beam in 1, 4:
+                    found = translate(at + "/out", [text(x) for x in lines], "--beam", str(beam), "--max-len", "20")
+                    same = 0
+                    for x, got in zip(lines, found):
+                        with torch.no_grad():
+                            ids = model.generate(torch.tensor([x]), num_beams=beam, early_stopping=beam > 1,
+                                                 max_new_tokens=20, do_sample=False)[0].tolist()[1:]
+                        same += got["ids"] == ids
+                    assert same == 40, (kind, model_type, beam, same)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="NAME", help="run tests with matching names")
+    sys.exit(test.run(parser.parse_args().only))
