@@ -2,7 +2,9 @@
 import os
 import struct
 import tempfile
+import zipfile
 
+import make_ct2
 import make_decoder as make
 import make_gguf
 import numpy as np
@@ -11,7 +13,8 @@ from marian_damage import packed_folder
 NAMES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
          "chat_template.jinja", "model.safetensors", "model.safetensors.index.json", "model-00001-of-00002.safetensors",
          "model-00002-of-00002.safetensors", "x.gguf", "x-00001-of-00002.gguf", "x-00002-of-00002.gguf",
-         "tokenizer.model", "added_tokens.json", "hy.tiktoken")
+         "tokenizer.model", "added_tokens.json", "hy.tiktoken", "model.bin", "shared_vocabulary.json",
+         "source_vocabulary.txt", "target_vocabulary.txt", "sentencepiece.model", "package.argosmodel")
 SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
          "intermediate_size": 8, "moe_intermediate_size": 4, "num_experts": 3, "num_experts_per_tok": 2,
          "max_position_embeddings": 16}
@@ -62,8 +65,30 @@ def write_fp8(made):
             write(made, "fp8-" + name, at)
 
 
+def write_ct2(made):
+    """Write models of CTranslate2, and a package of Argos Translate."""
+    for kind in make_ct2.KINDS:
+        for number_format in "", "int8":
+            with tempfile.TemporaryDirectory() as at:
+                arrays, about = make_ct2.make(kind)
+                arrays = make_ct2.quantised(arrays, number_format) if number_format else arrays
+                separate = kind == "opennmt"
+                make_ct2.write(at, arrays, about, vocabulary="txt" if separate else "json", separate=separate)
+                write(made, f"ct2-{kind}{number_format}", at)
+    with tempfile.TemporaryDirectory() as at:
+        arrays, about = make_ct2.make("argos")
+        make_ct2.write(at + "/in", make_ct2.quantised(arrays, "int8"), about)
+        with zipfile.ZipFile(at + "/package.argosmodel", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a/metadata.json", '{"from_code": "en", "to_code": "de"}')
+            archive.write(at + "/in/sentencepiece.model", "a/sentencepiece.model")
+            for name in "model.bin", "config.json", "shared_vocabulary.json":
+                archive.write(f"{at}/in/{name}", "a/model/" + name)
+        write(made, "argos", at)
+
+
 def write_seeds(made):
     write_fp8(made)
+    write_ct2(made)
     with tempfile.TemporaryDirectory() as at:
         small(at, "llama", vocab_size=300)
         with open(at + "/tokenizer.model", "wb") as file:
