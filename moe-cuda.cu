@@ -1089,16 +1089,16 @@ __global__ void moe_k_heads(moe_heads_args a) {
             lanes[i][lane] = score;
             score = 0.0f;
             for (int c = lane; d->keys && c < a.width; c += MOE_LANES)
-                score = moe_add(score, moe_mul(query[c], d->keys[moe_distance_of(&a, row, first + i) * (size_t)a.width +
-                                                                 (size_t)c]));
+                score =
+                    moe_add(score, moe_mul(query[c],
+                                           d->keys[moe_distance_of(&a, row, first + i) * (size_t)a.width + (size_t)c]));
             distant[i][lane] = score;
         }
         __syncthreads();
         if (t < AT_ONCE && first + t < n) {
             float score = moe_mul(moe_join_lanes(lanes[t]), a.scale);
             if (d->keys) score = moe_add(score, moe_mul(moe_join_lanes(distant[t]), a.scale));
-            if (d->bias)
-                score = moe_add(score, d->bias[moe_distance_of(&a, row, first + t) * (size_t)a.heads + head]);
+            if (d->bias) score = moe_add(score, d->bias[moe_distance_of(&a, row, first + t) * (size_t)a.heads + head]);
             scores[first + t] = score;
         }
         __syncthreads();

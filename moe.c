@@ -9127,7 +9127,10 @@ static void moe_bind_heads(moe_reader *r, moe_layer *layer) {
     if (h->raw && (cross || layer->norm_place != MOE_NORM_BEFORE))
         MOE_REFUSE(r, layer, "raw", "must be 0 without a norm before self-attention");
     if (cross && (h->rotary || h->norm || h->distances.reach))
-        MOE_REFUSE(r, layer, h->rotary ? "rotary" : h->norm ? "head.norm" : "reach",
+        MOE_REFUSE(r, layer,
+                   h->rotary ? "rotary"
+                   : h->norm ? "head.norm"
+                             : "reach",
                    "is not supported for cross-attention");
     if (h->window && (cross || layer->place != MOE_IN_DECODER))
         MOE_REFUSE(r, layer, "window", "must be 0 except for self-attention in a decoder");
