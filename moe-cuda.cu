@@ -649,11 +649,11 @@ __global__ void moe_k_quantise(const float *x, size_t x_stride, int cols, int pa
         *scales = broken != 0.0f ? __uint_as_float(0x7fc00000u) : largest < FLT_MIN ? 0.0f : moe_div(largest, 127.0f);
 }
 
-__global__ void moe_k_pointwise(const float *a, size_t a_stride, const float *b, size_t b_stride, int product, int cols,
-                                float *y, size_t y_stride) {
+__global__ void moe_k_pointwise(const float *a, size_t a_stride, const float *b, size_t b_stride, int b_cols,
+                                int product, int cols, float *y, size_t y_stride) {
     const size_t row = blockIdx.x;
     for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) {
-        const float left = a[row * a_stride + c], right = b[row * b_stride + c];
+        const float left = a[row * a_stride + c], right = b[row * b_stride + (b_cols < cols ? 0 : c)];
         y[row * y_stride + c] = product ? moe_mul(left, right) : moe_add(left, right);
     }
 }
@@ -733,22 +733,24 @@ __global__ void moe_k_norm(const float *x, size_t x_stride, int cols, const floa
 
 /* Like moe_compute_rotary_row: one block per head of a row, including heads of values. */
 __global__ void moe_k_rotary(moe_rotary_op o, const float *query_norm, const float *key_norm, const float *table,
-                             const int32_t *positions, const float *x, size_t x_stride, float *y, size_t y_stride) {
+                             size_t turned, const int32_t *positions, const float *x, size_t x_stride, float *y,
+                             size_t y_stride) {
     const size_t heads = o.queries + 2 * o.keys, head = blockIdx.x % heads, row = blockIdx.x / heads;
     const float *norm = head < o.queries ? query_norm : head < o.queries + o.keys ? key_norm : NULL;
-    const size_t half = o.width / 2;
+    const size_t half = turned / 2;
     x += row * x_stride + head * o.width;
     y += row * y_stride + head * o.width;
     if (norm && !o.norm_last) moe_block_norm(x, (int)o.width, norm, NULL, o.epsilon, 1, y);
     if (norm && !o.norm_last) x = y;
     __syncthreads();
     if (table && head < o.queries + o.keys) {
-        table += (size_t)positions[row] * o.width;
+        table += (size_t)positions[row] * turned;
         for (size_t i = threadIdx.x; i < half; i += MOE_BLOCK) {
             const float a = x[i], b = x[half + i], c = table[i], sine = table[half + i];
             y[i] = moe_sub(moe_mul(a, c), moe_mul(b, sine));
             y[half + i] = moe_add(moe_mul(b, c), moe_mul(a, sine));
         }
+        for (size_t i = turned + threadIdx.x; i < o.width && x != y; i += MOE_BLOCK) y[i] = x[i];
         x = y;
     }
     __syncthreads();
@@ -2528,8 +2530,8 @@ static void moe_launch_quantise(moe_device *d, const moe_launch *l) {
     moe_quantise(d, l->x0, l->s0->stride, l->n->cols, (int8_t *)l->n->data, l->n->stride, l->n->scales, l->rows, NULL);
 }
 static void moe_launch_pointwise(moe_device *d, const moe_launch *l) {
-    MOE_LAUNCH(d, moe_k_pointwise, l->rows, MOE_BLOCK, l->x0, l->s0->stride, l->x1, l->s1->stride, l->n->product,
-               (int)l->n->cols, l->y, l->n->stride);
+    MOE_LAUNCH(d, moe_k_pointwise, l->rows, MOE_BLOCK, l->x0, l->s0->stride, l->x1, l->s1->stride, (int)l->s1->cols,
+               l->n->product, (int)l->n->cols, l->y, l->n->stride);
 }
 static void moe_launch_concat(moe_device *d, const moe_launch *l) {
     MOE_LAUNCH(d, moe_k_concat, l->rows, MOE_BLOCK, l->x0, l->s0->stride, (int)l->s0->cols, l->x1, l->s1->stride,
@@ -2546,8 +2548,9 @@ static void moe_launch_norm(moe_device *d, const moe_launch *l) {
 static void moe_launch_rotary(moe_device *d, const moe_launch *l) {
     const moe_rotary_op *o = &l->n->rotary;
     MOE_LAUNCH(d, moe_k_rotary, l->rows * (o->queries + 2 * o->keys), MOE_BLOCK, *o, l->b->weight, l->b->bias,
-               l->b->positions, d->positions, l->x0, l->s0->stride, l->y, l->n->stride);
+               l->b->positions, o->table ? o->table->cols : 0, d->positions, l->x0, l->s0->stride, l->y, l->n->stride);
 }
+static void moe_launch_delta(moe_device *, const moe_launch *) {} /* moe_check_device rejects such models */
 static void moe_launch_view(moe_device *, const moe_launch *) {}
 static void moe_launch_gather(moe_device *d, const moe_launch *l) {
     MOE_LAUNCH(d, moe_k_gather, l->rows, MOE_BLOCK, l->n->carried.rows, l->n->cols, d->parents, (int)l->n->cols, l->y,

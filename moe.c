@@ -1065,7 +1065,7 @@ static void moe_drop_temporary(moe_output *o, int keep) {
     X(EMBED, embed, ROWS, 1)         /* ids -> rows of an embedding, times scale */                          \
     X(QUANTISE, quantise, ROWS, 1)   /* rows -> int8 codes and a scale per row or 64 columns */              \
     X(LINEAR, linear, WHOLE, 0)      /* x -> w x + bias, or w x + another node's row */                      \
-    X(POINTWISE, pointwise, ROWS, 1) /* elementwise a + b or a b */                                          \
+    X(POINTWISE, pointwise, ROWS, 1) /* elementwise a + b or a b; b may be one number per row */             \
     X(CONCAT, concat, ROWS, 1)                                                                               \
     X(UNARY, unary, ROWS, 16)                 /* an activation */                                            \
     X(NORM, norm, ROWS, 4)                    /* layer norm, RMS norm */                                     \
@@ -1077,6 +1077,7 @@ static void moe_drop_temporary(moe_output *o, int keep) {
     X(LSTM_LAYER, lstm_layer, SCRATCH, 0)     /* input products of packed sentences -> outputs */            \
     X(SSRU, ssru, ROWS, 4)                    /* inputs, forget gates, c -> [y | c] */                       \
     X(AVERAGE, average, ROWS, 4)              /* inputs, previous sum -> [mean | sum] */                     \
+    X(DELTA, delta, SCRATCH, 0)               /* q, k, v, gates, state -> Gated DeltaNet's outputs */        \
     X(ATTENTION, attention, SCRATCHED, 16384) /* projected query -> context (GNMT) */                        \
     X(HEADS, heads, SCRATCH, 0)               /* queries, keys and values -> contexts of all heads */        \
     X(GATE, gate, SCRATCH, 0)                 /* logits, or features and a gate over groups -> selections */ \
@@ -1214,12 +1215,26 @@ typedef enum moe_carry {
     MOE_BY_PARENT, /* one row per row of the previous step, read by its children */
     MOE_BY_SOURCE, /* one row per source token, read by all rows of its sentence */
     MOE_BY_TOKEN,  /* one row per generated token, read by its descendants; not copied when beams change */
+    MOE_BY_STATE,  /* one row per hypothesis, updated in place; only further children of a parent copy it */
     MOE_CARRY_COUNT
 } moe_carry;
 
 enum { MOE_PAGE = 16 }; /* rows per page; rows carried by token are allocated to sentences in pages */
 
 enum { MOE_OUTPUT_CHUNK = 1024 }; /* tokens per chunk; the softmax over the vocabulary is computed by chunks */
+
+/* Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464). src[0] holds q, k and v of all heads, heads * head_size numbers
+ * that the op skips, then b and a of every value head. q, k and v pass a causal convolution and swish. A state is
+ * [kernel - 1, conv_cols] inputs of the convolution, oldest first, then S of each head in blocks of 16 columns,
+ * [blocks][key_size][16]. Adjacent value heads share a key head or, if `tiled`, those equal modulo `key_heads`. */
+typedef struct moe_delta_op {
+    size_t key_heads, heads, key_size, head_size, kernel;
+    int tiled;
+    size_t conv_cols, values, state_cols; /* 2 key_heads key_size + values; heads head_size */
+    const float *conv;                    /* [kernel, conv_cols], oldest input first */
+    const float *rate, *shift;            /* [heads] decay = exp(rate softplus(a + shift)) */
+    float *states;
+} moe_delta_op;
 
 typedef struct moe_embed_op {
     const moe_matrix *table;
@@ -1240,11 +1255,12 @@ typedef struct moe_norm_op {
 } moe_norm_op;
 
 /* Rotary positions (Su et al. 2021, arXiv 2104.09864) by halves: columns x_i, x_{i + width / 2} of a head at position p
- * become x_i cos a_pi - x_{i + width / 2} sin a_pi and x_{i + width / 2} cos a_pi + x_i sin a_pi. src[0] holds queries,
- * keys and values; values are unchanged. An RMS norm of each head may precede or follow the rotation. */
+ * become x_i cos a_pi - x_{i + width / 2} sin a_pi and x_{i + width / 2} cos a_pi + x_i sin a_pi. A narrower table
+ * rotates only the first columns. src[0] holds queries, keys and values; values are unchanged. An RMS norm of each head
+ * may precede or follow the rotation. */
 typedef struct moe_rotary_op {
     size_t queries, keys, width;        /* query heads; key heads; columns per head */
-    const moe_matrix *table;            /* [positions, width] F32 cosines, then sines; NULL without rotation */
+    const moe_matrix *table;            /* [positions, at most width] F32 cosines, then sines; NULL without rotation */
     const float *query_norm, *key_norm; /* [width], or NULL without a norm */
     float epsilon;
     int norm_last;
@@ -1399,6 +1415,7 @@ struct moe_node {
         moe_norm_op norm;
         moe_rotary_op rotary;
         moe_carried_op carried; /* for gather and store */
+        moe_delta_op delta;
         moe_lstm_op lstm;
         moe_attention_op attention;
         moe_heads_op heads;
@@ -1412,6 +1429,7 @@ struct moe_node {
     size_t work_bytes; /* size of the scratch that this node needs while it runs */
     union {
         moe_lstm_work lstm;
+        size_t *starts; /* [rows] for delta: first row of each hypothesis */
         moe_heads_work heads;
         moe_gate_work gate;
         moe_expert_work experts;
@@ -1474,6 +1492,10 @@ typedef struct moe_beam {
     /* [rows, max_target] indices of a row's tokens among the rows carried by token; NULL if the model carries no rows
      * by token. A row at position t has t + 1 indices, the last of which is its own. */
     int32_t *chain;
+
+    /* [rows] indices of a row's hypothesis and of the one that it continues, or -1, among the rows carried by state;
+     * NULL if there are none. Rows with parent MOE_ROW_ABOVE have none. */
+    int32_t *states, *origins;
 
     float *attention;        /* [rows, max_source] weights, or NULL if not needed; devices use their own memory */
     float *coverage;         /* [rows or slots * beam, max_source] sums of `attention`; may be NULL */
@@ -2398,6 +2420,15 @@ typedef struct moe_heads {
     int parts;
 } moe_heads;
 
+/* The delta rule of one value head for consecutive tokens, each a row of q, k, v, y and two gates at the given offsets:
+ * S' = decay S; S = S' + k ((v - k S') beta); y = q S. Columns of S are independent; a sum over its rows ascends. */
+typedef struct moe_delta {
+    float *row;
+    size_t stride, tokens, query, key, value, decay, beta, y;
+    size_t keys, values; /* rows and columns of S */
+    float *state;
+} moe_delta;
+
 typedef struct moe_kernels moe_kernels;
 struct moe_kernels {
     const char *name;
@@ -2416,6 +2447,7 @@ struct moe_kernels {
     /* Compute y = (x - mean) / sqrt(variance + epsilon) * weight + bias. */
     void (*norm)(const moe_norm_op *norm, const float *x, size_t n, float *y);
     void (*heads)(const moe_heads *h, size_t rows); /* h[rows]: a few query rows, which often share keys */
+    void (*delta)(const moe_delta *d);
     /* Convert numbers [at, at + n) of a row stored as F16 or Q8 to F32. The range consists of whole groups. */
     void (*unpack)(const moe_keep *keep, const void *row, size_t at, size_t n, float *y);
     float (*max)(const float *x, size_t n); /* returns -infinity if n is 0 */
@@ -2721,6 +2753,22 @@ static void moe_heads_portable(const moe_heads *h, size_t rows) {
     moe_heads_by(h, rows, moe_dot_portable, moe_max_portable, moe_exp_sum_portable, moe_blend_portable);
 }
 
+static void moe_delta_portable(const moe_delta *d) {
+    float *row = d->row;
+    for (size_t t = 0; t < d->tokens; t++, row += d->stride)
+        for (size_t c = 0; c < d->values; c++) {
+            float *state = d->state + c / MOE_LANES * MOE_LANES * d->keys + c % MOE_LANES, sum = 0.0f, y = 0.0f;
+            const float decay = row[d->decay], *key = row + d->key, *query = row + d->query;
+            for (size_t i = 0; i < d->keys; i++) sum = sum + state[i * MOE_LANES] * decay * key[i];
+            const float change = (row[d->value + c] - sum) * row[d->beta];
+            for (size_t i = 0; i < d->keys; i++) {
+                state[i * MOE_LANES] = state[i * MOE_LANES] * decay + key[i] * change;
+                y = y + state[i * MOE_LANES] * query[i];
+            }
+            row[d->y + c] = y;
+        }
+}
+
 /* Unpack groups of Q8 to F32. The sections below compile this function for their instruction sets. */
 MOE_INLINE void moe_unpack_codes(const moe_keep *keep, const void *row, size_t at, size_t n, float *y) {
     const float *scales = row;
@@ -2743,7 +2791,8 @@ static int moe_portable_available(void) { return 1; }
     .lstm_cell = MOE_NAME(moe_lstm_cell_, rest), .unary = MOE_NAME(moe_unary_, rest),                                  \
     .score_additive = MOE_NAME(moe_score_additive_, rest), .dot = MOE_NAME(moe_dot_, rest),                            \
     .axpy = MOE_NAME(moe_axpy_, rest), .heads = MOE_NAME(moe_heads_, rest), .norm = MOE_NAME(moe_norm_, rest),         \
-    .max = MOE_NAME(moe_max_, rest), .exp_sum = MOE_NAME(moe_exp_sum_, rest), .unpack = MOE_NAME(moe_unpack_, rest)
+    .max = MOE_NAME(moe_max_, rest), .exp_sum = MOE_NAME(moe_exp_sum_, rest), .unpack = MOE_NAME(moe_unpack_, rest),   \
+    .delta = MOE_NAME(moe_delta_, rest)
 
 static const moe_kernels moe_kernels_portable = { MOE_KERNELS_OF(portable, moe_linear_portable, portable) };
 
@@ -2917,6 +2966,40 @@ MOE_ISA_STATIC void K(axpy)(float a, const float *x, size_t n, float *y) {
     size_t i = 0;
     for (; i + 16 <= n; i += 16) L(store)(y + i, L(add)(L(load)(y + i, 16), L(mul)(factor, L(load)(x + i, 16))), 16);
     if (i < n) L(store)(y + i, L(add)(L(load)(y + i, n - i), L(mul)(factor, L(load)(x + i, n - i))), n - i);
+}
+
+/* Compute `blocks` blocks of 16 columns of S from `column` on; the last has n columns. Lanes after these remain 0. */
+MOE_ISA_INLINE void K(delta_blocks)(const moe_delta *d, size_t column, const size_t blocks, const size_t n) {
+    float *state = d->state + column * d->keys, *row = d->row;
+    for (size_t t = 0; t < d->tokens; t++, row += d->stride) {
+        const float *key = row + d->key, *query = row + d->query;
+        const V decay = L(of)(row[d->decay]), beta = L(of)(row[d->beta]), zero = L(of)(0.0f);
+        V sum[2] = { zero, zero }, y[2] = { zero, zero };
+        for (size_t i = 0; i < d->keys; i++) {
+            const V k = L(of)(key[i]);
+            MOE_UNROLL_FOR (size_t b = 0; b < blocks; b++)
+                sum[b] = L(add)(sum[b], L(mul)(L(mul)(L(load)(state + (b * d->keys + i) * 16, 16), decay), k));
+        }
+        MOE_UNROLL_FOR (size_t b = 0; b < blocks; b++)
+            sum[b] = L(mul)(L(sub)(L(load)(row + d->value + column + 16 * b, n), sum[b]), beta);
+        for (size_t i = 0; i < d->keys; i++) {
+            const V k = L(of)(key[i]), q = L(of)(query[i]);
+            MOE_UNROLL_FOR (size_t b = 0; b < blocks; b++) {
+                float *at = state + (b * d->keys + i) * 16;
+                const V s = L(add)(L(mul)(L(load)(at, 16), decay), L(mul)(k, sum[b]));
+                L(store)(at, s, 16);
+                y[b] = L(add)(y[b], L(mul)(s, q));
+            }
+        }
+        MOE_UNROLL_FOR (size_t b = 0; b < blocks; b++) L(store)(row + d->y + column + 16 * b, y[b], n);
+    }
+}
+
+MOE_ISA_STATIC void K(delta)(const moe_delta *d) {
+    size_t c = 0;
+    for (; c + 32 <= d->values; c += 32) K(delta_blocks)(d, c, 2, 16);
+    for (; c + 16 <= d->values; c += 16) K(delta_blocks)(d, c, 1, 16);
+    if (c < d->values) K(delta_blocks)(d, c, 1, d->values - c);
 }
 
 MOE_ISA_STATIC float K(exp_sum)(const float *x, size_t n, float shift, float *y) {
@@ -6821,7 +6904,9 @@ static void moe_compute_pointwise_row(const moe_run *run, const moe_node *t, siz
     const float *a = moe_row_of(t->src[0], row), *b = moe_row_of(t->src[1], row);
     float *y = moe_row_of(t, row);
     (void)run;
-    if (t->product)
+    if (t->src[1]->cols < t->cols)
+        for (size_t c = 0; c < t->cols; c++) y[c] = t->product ? a[c] * b[0] : a[c] + b[0];
+    else if (t->product)
         for (size_t c = 0; c < t->cols; c++) y[c] = a[c] * b[c];
     else
         for (size_t c = 0; c < t->cols; c++) y[c] = a[c] + b[c];
@@ -6882,14 +6967,19 @@ static void moe_rotary(const float *table, const float *x, size_t half, float *y
 
 static void moe_compute_rotary_row(const moe_run *run, const moe_node *t, size_t row) {
     const moe_rotary_op *o = &t->rotary;
-    const size_t width = o->width, position = (size_t)run->frame->positions[row];
+    const size_t width = o->width, position = (size_t)run->frame->positions[row],
+                 turned = o->table ? o->table->cols : 0;
     const float *x = moe_row_of(t->src[0], row), *from = x;
-    const float *table = o->table ? (const float *)o->table->data + position * width : NULL;
+    const float *table = turned ? (const float *)o->table->data + position * turned : NULL;
     float *y = moe_row_of(t, row);
     for (size_t head = 0; head < o->queries + o->keys; head++, x += width, y += width, from = x) {
         const moe_norm_op norm = { head < o->queries ? o->query_norm : o->key_norm, NULL, o->epsilon, 1 };
         if (norm.weight && !o->norm_last) run->kernels->norm(&norm, x, width, y), from = y;
-        if (table) moe_rotary(table, from, width / 2, y), from = y;
+        if (table) {
+            moe_rotary(table, from, turned / 2, y);
+            if (from != y) memcpy(y + turned, from + turned, (width - turned) * sizeof *y);
+            from = y;
+        }
         if (norm.weight && o->norm_last) run->kernels->norm(&norm, from, width, y);
     }
     memcpy(y, x, o->keys * width * sizeof *y);
@@ -7156,6 +7246,102 @@ static void moe_compute_average_row(const moe_run *run, const moe_node *t, size_
         }
         sum = y + n;
     } while (++row < run->frame->rows && parents[row] == MOE_ROW_ABOVE);
+}
+
+/* Add Gated DeltaNet for x. A row is [y | convolved q, k, v | decay of each head | beta of each head]. Rows of given
+ * tokens, which follow their sentence's first row, continue its state in this run. */
+static moe_node *moe_op_delta(moe_graph *g, const moe_delta_op *op, moe_node *x, const char *name) {
+    moe_node *t = moe_add_node(g, MOE_OP_DELTA, x, NULL, op->values + op->conv_cols + 2 * op->heads, name);
+    t->delta = *op;
+    return t;
+}
+
+static void moe_delta_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
+    t->work.starts = moe_carve(at, g->rows, sizeof *t->work.starts);
+}
+
+static float *moe_delta_state(const moe_run *run, const moe_node *t, size_t start) {
+    return t->delta.states + (size_t)run->frame->beam.states[start] * t->delta.state_cols;
+}
+
+/* Clear the state of a new sentence, or copy the state of a parent that another child updates in place. */
+static void moe_delta_begin(const moe_run *run, const moe_node *t, size_t row) {
+    const moe_beam *b = &run->frame->beam;
+    const size_t cols = t->delta.state_cols;
+    if (b->parents[row] == MOE_ROW_ABOVE || b->origins[row] == b->states[row]) return;
+    float *state = moe_delta_state(run, t, row);
+    if (b->origins[row] < 0) memset(state, 0, cols * sizeof *state);
+    else memcpy(state, t->delta.states + (size_t)b->origins[row] * cols, cols * sizeof *state);
+}
+
+/* Compute all of a row but y: the convolution, q and k divided by their lengths, and the gates. */
+static void moe_delta_row(const moe_run *run, const moe_node *t, size_t row) {
+    const moe_delta_op *s = &t->delta;
+    const size_t cols = s->conv_cols;
+    const float *b = moe_row_of(t->src[0], row) + cols + s->values, *a = b + s->heads;
+    float *y = moe_row_of(t, row) + s->values, *decay = y + cols, *beta = decay + s->heads;
+    size_t start = row;
+    while (run->frame->beam.parents[start] == MOE_ROW_ABOVE) start--;
+    const float *state = moe_delta_state(run, t, start);
+    memset(y, 0, cols * sizeof *y);
+    for (size_t k = 0; k < s->kernel; k++) { /* the input of s->kernel - 1 - k tokens ago */
+        const size_t ago = s->kernel - 1 - k;
+        const float *w = s->conv + k * cols,
+                    *in = row - start >= ago ? moe_row_of(t->src[0], row - ago) : state + (k + row - start) * cols;
+        for (size_t c = 0; c < cols; c++) y[c] = y[c] + w[c] * in[c];
+    }
+    run->kernels->unary(MOE_UNARY_SWISH, y, cols, y);
+    for (size_t head = 0; head < 2 * s->key_heads; head++, y += s->key_size) {
+        const float root = head < s->key_heads ? sqrtf((float)s->key_size) : 1.0f; /* divides queries */
+        const float scale = 1.0f / (sqrtf(run->kernels->dot(y, y, s->key_size) + 1e-6f) * root);
+        for (size_t c = 0; c < s->key_size; c++) y[c] = y[c] * scale;
+    }
+    for (size_t h = 0; h < s->heads; h++) {
+        decay[h] = moe_expf(s->rate[h] * moe_softplus(a[h] + s->shift[h]));
+        beta[h] = moe_sigmoidf(b[h]);
+    }
+}
+
+/* Compute y of one value head for all rows of a hypothesis. The last task stores the inputs of the convolution. */
+static void moe_delta_task(void *arg, size_t task, size_t thread) {
+    const moe_job *job = arg;
+    const moe_node *t = job->t;
+    const moe_delta_op *s = &t->delta;
+    const size_t head = task % (s->heads + 1), at = task / (s->heads + 1), start = t->work.starts[at];
+    const size_t tokens = (at + 1 < job->end ? t->work.starts[at + 1] : job->run->frame->rows) - start;
+    const size_t kept = s->kernel - 1, cols = s->conv_cols, size = s->key_size;
+    const size_t key = s->tiled ? head % s->key_heads : head / (s->heads / s->key_heads);
+    float *state = moe_delta_state(job->run, t, start);
+    (void)thread;
+    for (size_t k = 0; head == s->heads && k < kept; k++)
+        memmove(state + k * cols,
+                k + tokens < kept ? state + (k + tokens) * cols : moe_row_of(t->src[0], start + k + tokens - kept),
+                cols * sizeof *state);
+    if (head == s->heads) return;
+    state += kept * cols + head * moe_round_up(s->head_size, MOE_LANES) * size;
+    const moe_delta d = { moe_row_of(t, start),
+                          t->stride,
+                          tokens,
+                          s->values + key * size,
+                          s->values + (s->key_heads + key) * size,
+                          s->values + 2 * s->key_heads * size + head * s->head_size,
+                          s->values + cols + head,
+                          s->values + cols + s->heads + head,
+                          head * s->head_size,
+                          size,
+                          s->head_size,
+                          state };
+    job->run->kernels->delta(&d);
+}
+
+static void moe_compute_delta(const moe_run *run, const moe_node *t) {
+    const size_t rows = run->frame->rows;
+    moe_job job = { run, t, 0, 0, 0, NULL };
+    for (size_t row = 0; row < rows; row++)
+        if (run->frame->beam.parents[row] != MOE_ROW_ABOVE) t->work.starts[job.end++] = row;
+    moe_for_rows(run, t, rows, t->delta.state_cols, moe_delta_begin);
+    moe_for_rows(run, t, rows, 8 * t->cols, moe_delta_row);
+    moe_pool_run(run->pool, job.end * (t->delta.heads + 1), moe_delta_task, &job);
 }
 
 /* ==== 27. Ops: attention ======================================================================================
@@ -8453,6 +8639,7 @@ typedef struct moe_mixture_layer {
     moe_affine features, stack; /* [units, D] F32, [count * hidden, D] */
     size_t shared_hidden;       /* hidden units of `shared`, a gated feed-forward for all rows; 0 if none */
     moe_ffn_layer shared;
+    moe_matrix shared_scale; /* [1, D] F32, whose sigmoid multiplies `shared`; 0 rows if none */
 } moe_mixture_layer;
 
 /* The decoder's attention to its source (GNMT). One layer computes its query; others read its context. */
@@ -8479,9 +8666,10 @@ typedef struct moe_heads_layer {
     int norm;                     /* MOE_NORM_... of queries and keys, before or after the rotation */
     float scale;                  /* of scores; 0 for 1 / sqrt(size) */
     moe_distances distances;
+    int gated; /* 1 to multiply the contexts by sigmoids of further rows of q */
     moe_rotary_op rotary_op;
-    /* n = heads * size. q is [n + kv_cols, D] for queries, keys and values; in "cross" and raw layers q is [n, D] and
-     * kv is [kv_cols, D]. out is [D, n]. */
+    /* n = heads * size. q is [n + kv_cols, D] for queries, keys and values, or [2n + kv_cols, D] if gated; in "cross"
+     * and raw layers q is [n, D] and kv is [kv_cols, D]. out is [D, n]. */
     moe_affine q, kv, out;
 } moe_heads_layer;
 
@@ -8499,6 +8687,13 @@ typedef struct moe_average_layer {
     moe_affine units[MOE_AVERAGE_DEPTH - 1], down; /* [hidden, D or hidden], [D, hidden]; down.w.rows may be 0 */
     moe_affine input, forget;                      /* [D, D] */
 } moe_average_layer;
+
+/* Gated DeltaNet: out(norm of each head of y * swish(z)), see moe_delta_op. */
+typedef struct moe_delta_layer {
+    moe_delta_op op;
+    moe_rotary_op head_norm;
+    moe_affine in, out; /* [conv_cols + values + 2 heads, D] for q, k, v, z, b, a; [D, values] */
+} moe_delta_layer;
 
 struct moe_layer {
     const moe_layer_type *type;
@@ -8519,6 +8714,7 @@ struct moe_layer {
         moe_ffn_layer ffn;
         moe_ssru_layer ssru;
         moe_average_layer average;
+        moe_delta_layer delta;
         moe_attention_layer attention;
     };
 };
@@ -8544,7 +8740,7 @@ typedef struct moe_carries {
     const char *name;
     moe_carry by;
     size_t cols_at;
-    int above; /* for rows carried by parent: 1 if nodes support MOE_ROW_ABOVE, so given tokens can share a run */
+    int above; /* by parent or state: 1 if nodes support MOE_ROW_ABOVE, so given tokens can share a run */
 } moe_carries;
 
 struct moe_layer_type {
@@ -9013,6 +9209,7 @@ static void moe_bind_mixture(moe_reader *r, moe_layer *layer) {
     if (x->gate.weights == MOE_WEIGHTS_SIGMOID)
         x->gate.choice = moe_bind_vector(r, n, 1, "%s.gate.choice", layer->name);
     if (x->shared_hidden) moe_bind_units(r, layer, &x->shared, x->shared_hidden, 1);
+    if (x->shared_hidden) moe_bind_exact(r, &x->shared_scale, 1, layer->in, 1, "%s.shared.scale.weight", layer->name);
     if (!linear) {
         moe_bind_experts(r, layer);
         return;
@@ -9057,8 +9254,13 @@ static moe_node *moe_build_mixture(moe_builder *b, const moe_layer *layer, moe_n
     } else {
         y = moe_op_experts(b->g, &m->experts, x, gate, name.text);
     }
-    if (m->shared_hidden)
-        y = moe_op_pointwise(b->g, y, moe_build_units(b, layer, &m->shared, 1, x), 0, MOE_PART("mixed"));
+    moe_node *shared = m->shared_hidden ? moe_build_units(b, layer, &m->shared, 1, x) : NULL;
+    if (m->shared_scale.rows) {
+        x = moe_op_linear(b->g, &m->shared_scale, x, NULL, NULL, MOE_PART("shared.logit"));
+        x = moe_op_unary(b->g, MOE_UNARY_SIGMOID, x, MOE_PART("shared.scale"));
+        shared = moe_op_pointwise(b->g, shared, x, 1, MOE_PART("shared.scaled"));
+    }
+    if (shared) y = moe_op_pointwise(b->g, y, shared, 0, MOE_PART("mixed"));
     return m->sigmoid ? moe_op_unary(b->g, MOE_UNARY_SIGMOID, y, MOE_PART("sigmoid")) : y;
 }
 
@@ -9078,6 +9280,7 @@ static const moe_key moe_heads_keys[] = {
     MOE_NAME_KEY("head.norm", moe_head_norms, MOE_NORM_NONE, heads.norm),
     MOE_REAL_KEY("scale", 1e6, 0, heads.scale),
     MOE_COUNT_KEY("reach", 0, 0, heads.distances.reach),
+    MOE_FLAG_KEY("gated", 0, heads.gated),
     MOE_FLAG_KEY("residual", 1, residual),
     MOE_NORM_KEYS,
 };
@@ -9094,8 +9297,8 @@ static void moe_bind_rotary(moe_reader *r, moe_layer *layer) {
                                     .table = table,
                                     .epsilon = layer->norm.epsilon,
                                     .norm_last = h->norm == MOE_NORM_AFTER };
-    if (table && (table->cols != h->size || h->size % 2))
-        MOE_REFUSE(r, layer, "rotary", "must be 0 unless %s has %zu columns, an even number",
+    if (table && (!table->cols || table->cols > h->size || table->cols % 2))
+        MOE_REFUSE(r, layer, "rotary", "must be 0 unless %s has up to %zu columns, an even number",
                    moe_rotary_names[h->rotary - 1], h->size);
     if (!h->norm) return;
     h->rotary_op.query_norm = moe_bind_vector(r, h->size, 0, "%s.q_norm.weight", layer->name);
@@ -9134,13 +9337,15 @@ static void moe_bind_heads(moe_reader *r, moe_layer *layer) {
                    "is not supported for cross-attention");
     if (h->window && (cross || layer->place != MOE_IN_DECODER))
         MOE_REFUSE(r, layer, "window", "must be 0 except for self-attention in a decoder");
+    if (h->gated && (cross || h->raw)) MOE_REFUSE(r, layer, "gated", "must be 0 except for plain self-attention");
     if (r->status != MOE_OK) return;
     layer->norms_inside = h->raw;
     if (!h->size) h->size = d / h->heads;
     const size_t queries = h->heads * h->size;
     const int apart = cross || h->raw;
     h->kv_cols = 2 * h->kv_heads * h->size;
-    moe_bind_affine(r, layer, &h->q, apart ? queries : queries + h->kv_cols, d, apart ? "q" : "qkv");
+    moe_bind_affine(r, layer, &h->q, apart ? queries : (1 + (size_t)h->gated) * queries + h->kv_cols, d,
+                    apart ? "q" : "qkv");
     if (apart) moe_bind_affine(r, layer, &h->kv, h->kv_cols, cross ? layer->context : d, "kv");
     if (!cross) moe_bind_rotary(r, layer);
     moe_bind_distances(r, layer);
@@ -9154,6 +9359,8 @@ static moe_node *moe_build_heads(moe_builder *b, const moe_layer *layer, moe_nod
     moe_node *q =
         moe_build_affine(b, layer, &h->q, h->raw ? moe_build_normed(b, layer, x) : x, cross || h->raw ? "q" : "qkv");
     if (h->raw) q = moe_op_concat(b->g, q, moe_build_affine(b, layer, &h->kv, x, "raw"), MOE_PART("qkv"));
+    moe_node *gate = h->gated ? moe_op_view(b->g, q, queries + h->kv_cols, queries, MOE_PART("gate.logits")) : NULL;
+    if (gate) q = moe_op_view(b->g, q, 0, queries + h->kv_cols, MOE_PART("ungated"));
     if (h->rotary || h->norm) q = moe_op_rotary(b->g, &h->rotary_op, q, MOE_PART("rotary"));
     if (carries && !cross) moe_build_store(b, layer, 0, moe_op_view(b->g, q, queries, h->kv_cols, MOE_PART("kv")));
     q = moe_op_heads(b->g, h->heads, h->heads / h->kv_heads, !cross, carries ? moe_carried_of(b, layer)->rows : NULL, q,
@@ -9163,6 +9370,8 @@ static moe_node *moe_build_heads(moe_builder *b, const moe_layer *layer, moe_nod
     if (h->scale != 0.0f) q->heads.scale = h->scale;
     q->heads.distances = h->distances;
     q->heads.shown = h->shown;
+    if (gate) gate = moe_op_unary(b->g, MOE_UNARY_SIGMOID, gate, MOE_PART("gate"));
+    if (gate) q = moe_op_pointwise(b->g, q, gate, 1, MOE_PART("gated"));
     return moe_build_affine(b, layer, &h->out, q, "out");
 }
 
@@ -9263,6 +9472,57 @@ static moe_node *moe_build_average(moe_builder *b, const moe_layer *layer, moe_n
 
 static const moe_layer_type moe_average_type =
     MOE_LAYER_TYPE("average", MOE_IN_DECODER, average, NULL, { "sum", MOE_BY_PARENT, MOE_AT(out), 1 });
+
+/* ---- Gated DeltaNet ---- */
+
+enum { MOE_MAX_STATE = 1 << 28 }; /* numbers of a hypothesis in a layer */
+static const moe_key moe_delta_keys[] = {
+    MOE_COUNT_KEY("heads", 1, 0, delta.op.heads),
+    { "key_heads", MOE_KEY_COUNT, NULL, 1, MOE_WIDEST, 0, MOE_AT(delta.op.key_heads), MOE_AT(delta.op.heads) },
+    MOE_COUNT_KEY("head.size", 1, 0, delta.op.head_size),
+    { "key.size", MOE_KEY_COUNT, NULL, 1, MOE_WIDEST, 0, MOE_AT(delta.op.key_size), MOE_AT(delta.op.head_size) },
+    { "kernel", MOE_KEY_COUNT, NULL, 1, 64, 4, MOE_AT(delta.op.kernel), 0 },
+    MOE_FLAG_KEY("tiled", 0, delta.op.tiled),
+    MOE_FLAG_KEY("residual", 1, residual),
+    MOE_NORM_KEYS,
+};
+
+static void moe_bind_delta(moe_reader *r, moe_layer *layer) {
+    moe_delta_layer *d = &layer->delta;
+    moe_delta_op *s = &d->op;
+    const uint64_t keys = (uint64_t)s->key_heads * s->key_size, values = (uint64_t)s->heads * s->head_size;
+    const uint64_t padded = (uint64_t)s->heads * moe_round_up(s->head_size, MOE_LANES), conv = 2 * keys + values;
+    if (s->heads % s->key_heads)
+        MOE_REFUSE(r, layer, "key_heads", "is %zu, which does not divide %zu heads", s->key_heads, s->heads);
+    if (keys > MOE_WIDEST || values > MOE_WIDEST || padded * s->key_size + conv * s->kernel > MOE_MAX_STATE)
+        MOE_REFUSE(r, layer, "heads", "is %zu, too large with keys of %zu and values of %zu columns", s->heads,
+                   s->key_size, s->head_size);
+    if (r->status != MOE_OK) return;
+    s->conv_cols = (size_t)conv, s->values = (size_t)values;
+    s->state_cols = (s->kernel - 1) * s->conv_cols + (size_t)padded * s->key_size;
+    moe_bind_affine(r, layer, &d->in, s->conv_cols + s->values + 2 * s->heads, layer->in, "in");
+    moe_bind_affine(r, layer, &d->out, layer->in, s->values, "out");
+    s->conv = moe_bind_vector(r, s->kernel * s->conv_cols, 0, "%s.conv", layer->name);
+    s->rate = moe_bind_vector(r, s->heads, 0, "%s.rate", layer->name);
+    s->shift = moe_bind_vector(r, s->heads, 0, "%s.shift", layer->name);
+    d->head_norm = (moe_rotary_op){ .queries = s->heads, .width = s->head_size, .epsilon = layer->norm.epsilon };
+    d->head_norm.query_norm = moe_bind_vector(r, s->head_size, 0, "%s.head_norm.weight", layer->name);
+}
+
+static moe_node *moe_build_delta(moe_builder *b, const moe_layer *layer, moe_node *x) {
+    const moe_delta_layer *d = &layer->delta;
+    moe_delta_op op = d->op;
+    x = moe_build_affine(b, layer, &d->in, x, "in");
+    op.states = moe_carried_of(b, layer)->rows;
+    moe_node *y = moe_op_view(b->g, moe_op_delta(b->g, &op, x, MOE_PART("delta")), 0, op.values, MOE_PART("y"));
+    y = moe_op_rotary(b->g, &d->head_norm, y, MOE_PART("head_norm"));
+    x = moe_op_unary(b->g, MOE_UNARY_SWISH, moe_op_view(b->g, x, op.conv_cols, op.values, MOE_PART("z")),
+                     MOE_PART("gate"));
+    return moe_build_affine(b, layer, &d->out, moe_op_pointwise(b->g, y, x, 1, MOE_PART("gated")), "out");
+}
+
+static const moe_layer_type moe_delta_type =
+    MOE_LAYER_TYPE("delta", MOE_IN_DECODER, delta, NULL, { "state", MOE_BY_STATE, MOE_AT(delta.op.state_cols), 1 });
 
 /* ---- A norm alone ---- */
 
@@ -9375,9 +9635,10 @@ static const moe_layer_type moe_attention_type =
 
 /* ---- All kinds ---- */
 
-static const moe_layer_type *const moe_layer_types[] = { &moe_lstm_type,  &moe_mixture_type, &moe_self_type,
-                                                         &moe_cross_type, &moe_ffn_type,     &moe_norm_type,
-                                                         &moe_ssru_type,  &moe_average_type, &moe_attention_type };
+static const moe_layer_type *const moe_layer_types[] = { &moe_lstm_type,     &moe_mixture_type, &moe_self_type,
+                                                         &moe_cross_type,    &moe_ffn_type,     &moe_norm_type,
+                                                         &moe_ssru_type,     &moe_average_type, &moe_delta_type,
+                                                         &moe_attention_type };
 
 static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, size_t index, int place, size_t in,
                            size_t context) {
@@ -10203,6 +10464,7 @@ typedef struct moe_live {
     float weighed; /* logprob with penalties, from which scores are computed */
     int32_t last;  /* index of its last token, -1 at the start */
     size_t row;    /* its row in this step; SIZE_MAX before the first step */
+    size_t state;  /* index of its row carried by state among those of its sentence */
     float rank;    /* value that orders the beam; the score if this is a result */
     float latest;  /* log-probability of the last token, which may be the end token */
     int32_t id;    /* id of the last token */
@@ -10306,7 +10568,7 @@ MOE_SHARED int moe_is_end(const moe_search *s, int32_t id) {
 
 /* Start the search for a slot's sentence. Segment, length, limit and target must be set. */
 MOE_SHARED void moe_slot_begin(moe_slot *slot) {
-    const moe_live first = { 0.0f, 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0, 0 };
+    const moe_live first = { 0.0f, 0.0f, -1, SIZE_MAX, 0, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0, 0 };
     slot->active = 1;
     slot->steps = slot->ahead = slot->n_tokens = slot->n_finished = 0;
     slot->broken = slot->stops = 0;
@@ -11374,6 +11636,10 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
     d->ids = moe_carve(at, rows, sizeof *d->ids);
     b->parents = moe_carve(at, rows, sizeof *b->parents);
     if (s->token_rows) b->chain = moe_carve(at, rows * max_target, sizeof *b->chain);
+    if (moe_model_carries(s->model, MOE_BY_STATE, 1)) {
+        b->states = moe_carve(at, rows, sizeof *b->states);
+        b->origins = moe_carve(at, rows, sizeof *b->origins);
+    }
     if (s->params.min_target) b->hold = moe_carve(at, rows, sizeof *b->hold);
     if (s->search.max_constraints) {
         b->n_starts = s->search.max_constraints;
@@ -11548,6 +11814,7 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     /* A request is pulled before its length is known, so capacity for the longest one is always free. */
     s->carried_rows[MOE_BY_SOURCE] = max_source + tokens + 32 * (s->n_slots - batch);
     s->carried_rows[MOE_BY_TOKEN] = s->token_rows * s->n_slots;
+    s->carried_rows[MOE_BY_STATE] = batch * beam + s->n_slots - batch;
     /* Prompts rarely exceed limit.source. A longer one uses pages of other sentences, which wait. */
     const size_t stated = (size_t)moe_stated_source(s->model) - 1, prompt = s->search.max_prompt,
                  longer = s->params.context_memory ? 0 : moe_min(s->token_rows, prompt - moe_min(prompt, stated));
@@ -11695,8 +11962,8 @@ static void moe_verify_task(void *user, size_t task, size_t thread) {
 static int moe_may_share(const moe_session *s) {
     const moe_graph *g = &s->graphs[MOE_DECODER];
     return s->n_pages && s->model->prompted && !moe_model_carries(s->model, MOE_BY_PARENT, 0) &&
-           !moe_model_carries(s->model, MOE_BY_PARENT, 1) && !g->noise && !g->mixes && !g->routed && !g->traced &&
-           !s->params.attention;
+           !moe_model_carries(s->model, MOE_BY_PARENT, 1) && !moe_model_carries(s->model, MOE_BY_STATE, 1) &&
+           !g->noise && !g->mixes && !g->routed && !g->traced && !s->params.attention;
 }
 
 /* Upload the weights, start the threads, and verify tensors that must be verified now. */
@@ -11750,6 +12017,7 @@ static moe_status moe_check_device(const moe_session *s, moe_error *error) {
                        : s->bank.file                                            ? "a streamed model"
                        : s->params.wire                                          ? "a wire between ranks"
                        : s->graphs[MOE_DECODER].noise                            ? "noise"
+                       : moe_model_carries(s->model, MOE_BY_STATE, 1)            ? "a model with Gated DeltaNet"
                        : s->graphs[MOE_DECODER].gating == 1 + MOE_GATE_BATCHWISE ? "batchwise gating"
                                                                                  : NULL;
     return what ? moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "%s is only supported on device cpu", what) : MOE_OK;
@@ -12752,6 +13020,20 @@ static void moe_fill_row(moe_session *s, const moe_slot *slot, const moe_live *l
     if (b->starts) moe_fill_starts(&s->search, slot, live, b->starts + row * b->n_starts);
 }
 
+/* Choose the row carried by state of hypothesis h. The first child of a parent keeps the parent's; others copy it. */
+static void moe_choose_state(moe_session *s, moe_slot *slot, size_t h, size_t row) {
+    moe_beam *b = &s->frames[MOE_DECODER].beam;
+    const size_t at = (size_t)(slot - s->slots), batch = (size_t)s->params.batch, beam = (size_t)s->params.beam;
+    const size_t first = at < batch ? at * beam : batch * beam + at - batch, origin = slot->live[h].state;
+    for (size_t i = 0, next = 0; i < slot->n_live; i++) { /* find the lowest state that no hypothesis has */
+        if (slot->live[i].ended || i == h || slot->live[i].state != slot->live[h].state) continue;
+        if (i > h && slot->live[h].state == origin) break; /* h is the first child */
+        slot->live[h].state = next++, i = SIZE_MAX;
+    }
+    b->states[row] = (int32_t)(first + slot->live[h].state);
+    b->origins[row] = slot->steps ? (int32_t)(first + origin) : -1;
+}
+
 /* Fill one row for each live hypothesis, followed by rows of given tokens while rows are free. Keys and values of all
  * rows are stored before any row attends to them. */
 static void moe_fill_frame(moe_session *s) {
@@ -12763,6 +13045,7 @@ static void moe_fill_frame(moe_session *s) {
         for (size_t h = 0; h < slot->n_live; h++) {
             if (slot->live[h].ended) continue;
             moe_fill_row(s, slot, &slot->live[h], slot->steps, rows);
+            if (s->frames[MOE_DECODER].beam.states) moe_choose_state(s, slot, h, rows);
             slot->live[h].row = rows++;
         }
         moe_live live = slot->live[0];

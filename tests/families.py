@@ -51,6 +51,9 @@ ROWS = (  # types in config.json, or None; models; checkpoints; the four proofs
     ("Gemma 3", "gemma3_text gemma3", "Gemma 3 270M to 27B, MiLMMT-46, TranslateGemma", GGUF, DECODER,
      "Gemma 3 270M; test_gemma:scores_match_the_reference", "llama.cpp; test_gemma:texts_are_split_as_by_llama_cpp",
      EXAMPLES),
+    ("Qwen3.5", "qwen3_5_text qwen3_5 qwen3_5_moe_text qwen3_5_moe", "Qwen3.5, Qwen3.6, dense and mixtures", GGUF,
+     "NumPy; test_decoder:scores_match_the_reference", "", BYTE_BPE, RENDERED),
+    ("Lara", "lara_mini", "Lara-mini", FOLDER, "NumPy; test_decoder:scores_match_the_reference", "", BYTE_BPE, ""),
 )
 
 

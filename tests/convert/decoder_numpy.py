@@ -55,7 +55,7 @@ def draw(logits, bits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
 
 def usual_name(name):
     """Return a tensor's name in Qwen's spelling if it has Mixtral's or Hunyuan's."""
-    for theirs, usual in (("block_sparse_moe", "mlp"), (".gate.wg.", ".gate."), (".w1.", ".gate_proj."),
+    for theirs, usual in (("linear_attn.out_norm", "linear_attn.norm"), ("block_sparse_moe", "mlp"), (".gate.wg.", ".gate."), (".w1.", ".gate_proj."),
                           (".w2.", ".down_proj."), (".w3.", ".up_proj.")):
         name = name.replace(theirs, usual)
     return name
@@ -69,10 +69,15 @@ class Decoder:
         self.head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         about = config.get("rope_parameters") or {}
         theta = config.get("rope_theta") or about.get("rope_theta", 1e4)
+        family = config["model_type"]
+        self.qwen, self.lara = family.startswith("qwen3_5"), family == "lara_mini"
+        self.turned = int(self.head * about.get("partial_rotary_factor", .25 if self.qwen else 1))
+        if "all turned" in wrong:
+            self.turned = self.head
         alpha = (config.get("rope_scaling") or {}).get("alpha")
         if alpha and "alpha" not in wrong:
             theta *= alpha ** (self.head / (self.head - 2))
-        self.frequency = theta ** (-2.0 * np.arange(self.head // 2) / self.head)
+        self.frequency = theta ** (-2.0 * np.arange(self.turned // 2) / self.turned)
         if about.get("rope_type") == "llama3" and "llama3" not in wrong:
             self.frequency = np.array([self.llama_3(f, about) for f in self.frequency])
         self.margin, self.experts = np.inf, []
@@ -105,19 +110,20 @@ class Decoder:
         return (1 - smooth) * frequency / about["factor"] + smooth * frequency
 
     def rms(self, x, name):
-        more = self.gemma and "plus 1" not in self.wrong
+        more = (self.gemma or self.qwen) and "plus 1" not in self.wrong
         return (self.w[name] + more) * (x / np.sqrt((x ** 2).mean(-1, keepdims=True) + self.c["rms_norm_eps"]))
 
     def turn(self, x, frequency=None):
         """Apply RoPE to x [tokens, heads, head]."""
         angle = np.arange(len(x))[:, None, None] * (self.frequency if frequency is None else frequency)
         cosine, sine = np.cos(angle), np.sin(angle)
+        x, rest = x[..., :2 * angle.shape[-1]], x[..., 2 * angle.shape[-1]:]
         if "neighbours" in self.wrong:
             a, b, y = x[..., ::2], x[..., 1::2], np.empty_like(x)
             y[..., ::2], y[..., 1::2] = a * cosine - b * sine, b * cosine + a * sine
             return y
         a, b = np.split(x, 2, -1)
-        return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], -1)
+        return np.concatenate([a * cosine - b * sine, b * cosine + a * sine, rest], -1)
 
     def kept(self, x):
         """Round keys or values [tokens, heads, head] like the cache: not at all with 32 bits, to F16
@@ -132,8 +138,15 @@ class Decoder:
     def attention(self, z, at, window=None, frequency=None):
         n, queries, keys = len(z), self.c["num_attention_heads"], self.c["num_key_value_heads"]
         bias = lambda part: 0 if "unbiased" in self.wrong else self.w.get(f"{at}{part}_proj.bias", 0)
-        q, k, v = ((z @ self.w[f"{at}{part}_proj.weight"].T + bias(part)).reshape(n, heads, self.head)
+        q, k, v = ((z @ self.w[f"{at}{part}_proj.weight"].T + bias(part)).reshape(n, heads, -1)
                    for part, heads in (("q", queries), ("k", keys), ("v", keys)))
+        gate = 1
+        if self.qwen and "ungated" in self.wrong:
+            q = q[..., :self.head]
+        elif self.qwen:
+            halves = q[..., :self.head], q[..., self.head:]
+            q, gate = halves[::-1] if "gate first" in self.wrong else halves
+            gate = 1 / (1 + np.exp(-gate.reshape(n, -1)))
         hunyuan = self.c["model_type"].startswith("hunyuan")
         names = ("query_layernorm", "key_layernorm") if hunyuan else ("q_norm", "k_norm")
         norms = [lambda x, name=name: self.rms(x, f"{at}{name}.weight") for name in names]
@@ -158,7 +171,51 @@ class Decoder:
         y = np.einsum("hij,jhd->ihd", scores, v)
         if "own" in self.wrong:
             y += np.einsum("hii,ihd->ihd", scores, own_v - v)
-        return y.reshape(n, queries * self.head) @ self.w[at + "o_proj.weight"].T
+        return (y.reshape(n, queries * self.head) * gate) @ self.w[at + "o_proj.weight"].T
+
+    def delta(self, z, at):
+        """Apply Gated DeltaNet, token by token."""
+        c, w, wrong = self.c, self.w, self.wrong
+        heads, key_heads, size = (c[f"linear_{x}"] for x in ("num_value_heads", "num_key_heads", "value_head_dim"))
+        width, n, values = c["linear_key_head_dim"], len(z), heads * size
+        if at + "in_proj.weight" in w:
+            x = z @ w[at + "in_proj.weight"].T
+        else:
+            x = np.concatenate([z @ w[f"{at}in_proj_{part}.weight"].T for part in ("qkv", "z", "b", "a")], 1)
+        mixed, gate, beta, a = np.split(x, np.cumsum([x.shape[1] - values - 2 * heads, values, heads]), 1)
+        beta = 1 / (1 + np.exp(-beta))
+        if "shift" not in wrong:
+            a = a + w[at + "dt_bias"]
+        decay = np.exp(-np.exp(w[at + "A_log"]) * np.log1p(np.exp(a)))
+        kernel = w[at + "conv1d.weight"][:, 0]
+        if "reversed" in wrong:
+            kernel = kernel[:, ::-1]
+        padded = np.concatenate([np.zeros((kernel.shape[1] - 1, mixed.shape[1])), mixed])
+        mixed = silu(sum(padded[i:i + n] * kernel[:, i] for i in range(kernel.shape[1])))
+        q, k, v = np.split(mixed, [key_heads * width, 2 * key_heads * width], 1)
+        which = np.arange(heads) % key_heads if "tiled" in wrong else np.arange(heads) // (heads // key_heads)
+        unit = lambda x: x / np.sqrt((x ** 2).sum(-1, keepdims=True) + 1e-6)
+        q, k = (unit(x.reshape(n, key_heads, width))[:, which] for x in (q, k))
+        q = q if "long q" in wrong else q * width ** -0.5
+        v, y, state = v.reshape(n, heads, size), np.empty((n, heads, size)), np.zeros((heads, width, size))
+        for t in range(n):
+            state = state * decay[t][:, None, None]
+            change = v[t] - (0 if "no delta" in wrong else np.einsum("hk,hkv->hv", k[t], state))
+            state = state + k[t][:, :, None] * (change * beta[t][:, None])[:, None]
+            y[t] = np.einsum("hk,hkv->hv", q[t], state)
+        y = w[at + "norm.weight"] * (y / np.sqrt((y ** 2).mean(-1, keepdims=True) + c["rms_norm_eps"]))
+        gate = gate if "linear gate" in wrong else silu(gate)
+        return (y.reshape(n, values) * gate) @ w[at + "out_proj.weight"].T
+
+    def mixed(self, z, at, i):
+        """Apply the attention of layer i of Qwen3.5 or Lara."""
+        kind = self.c["layer_types"][i]
+        if kind == "linear_attention":
+            return self.delta(z, at + "linear_attn.")
+        if kind == "sliding_attention":
+            return self.attention(z, at + "self_attn.", self.c["sliding_window"] + ("window" in self.wrong))
+        turned = not self.lara or "turned" in self.wrong
+        return self.attention(z, at + "self_attn.", None, None if turned else np.zeros(self.head // 2))
 
     def ffn(self, z, at):
         gate, up, down = (self.w[f"{at}{part}_proj.weight"] for part in ("gate", "up", "down"))
@@ -187,8 +244,12 @@ class Decoder:
                 y[row] += weight * self.ffn(z[row], f"{at}experts.{expert}.")
             chosen_by_row.append(list(zip(map(int, chosen), map(float, g))))
         self.experts.append(chosen_by_row)
-        shared = at + "shared_mlp.up_proj.weight" in self.w and "shared" not in self.wrong
-        return y + self.ffn(z, at + "shared_mlp.") if shared else y
+        shared = next((at + x for x in ("shared_mlp.", "shared_expert.") if f"{at}{x}up_proj.weight" in self.w), None)
+        if not shared or "shared" in self.wrong:
+            return y
+        weight = self.w.get(at + "shared_expert_gate.weight")
+        gate = 1 if weight is None or "whole shared" in self.wrong else 1 / (1 + np.exp(-z @ weight.T))
+        return y + gate * self.ffn(z, shared)
 
     def logits(self, ids):
         """Return logits [tokens, V]; store the experts of each token in each sparse layer in `experts`."""
@@ -202,7 +263,8 @@ class Decoder:
                 x = x + norm(self.attention(norm(x, "input"), at + "self_attn.", *self.layers[i]), "post_attention")
                 x = x + norm(self.ffn(norm(x, "pre_feedforward"), at + "mlp."), "post_feedforward")
                 continue
-            x = x + self.attention(self.rms(x, at + "input_layernorm.weight"), at + "self_attn.")
+            z = self.rms(x, at + "input_layernorm.weight")
+            x = x + (self.mixed(z, at, i) if self.qwen or self.lara else self.attention(z, at + "self_attn."))
             z = self.rms(x, at + "post_attention_layernorm.weight")
             sparse = at + "mlp.gate_proj.weight" not in self.w
             x = x + (self.mixture if sparse else self.ffn)(z, at + "mlp.")

@@ -52,10 +52,32 @@ CONFIGS["gemma3_text"] = {
                                             "sliding_attention"],
     "query_pre_attn_scalar": 8, "attn_logit_softcapping": None, "final_logit_softcapping": None, "eos_token_id": 2,
     "use_bidirectional_attention": False, "_sliding_window_pattern": 6}
+DELTA = {"linear_conv_kernel_dim": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 20, "linear_num_key_heads": 2,
+         "linear_num_value_heads": 6}
+LINEAR, SLIDING, FULL = "linear_attention", "sliding_attention", "full_attention"
+CONFIGS["qwen3_5_text"] = {
+    **COMMON, **DELTA, "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True, "eos_token_id": 2, "head_dim": 16, "attn_output_gate": True,
+    "layer_types": [LINEAR, LINEAR, FULL], "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_interleaved": True,
+                        "mrope_section": [2, 1, 1]}}
+CONFIGS["qwen3_5_moe_text"] = {
+    **{key: x for key, x in CONFIGS["qwen3_5_text"].items() if key != "intermediate_size"}, **SPARSE,
+    "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "tie_word_embeddings": False,
+    "shared_expert_intermediate_size": 24}
+CONFIGS["lara_mini"] = {
+    **COMMON, **SPARSE, **DELTA, "architectures": ["LaraMiniForCausalLM"], "model_type": "lara_mini", "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True, "norm_topk_prob": True, "eos_token_id": 2, "sliding_window": 5, "num_hidden_layers": 4,
+    "layer_types": [LINEAR, SLIDING, FULL, LINEAR], "shared_expert_intermediate_size": 24,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+del CONFIGS["lara_mini"]["intermediate_size"]
+QWEN_3_5 = "qwen3_5_text", "qwen3_5_moe_text"
+DELTA_FAMILIES = *QWEN_3_5, "lara_mini"
 FAMILIES = tuple(CONFIGS)
-SPARSE_FAMILIES = "hy_v3", "hunyuan_v1_moe", "qwen3_moe", "mixtral"
+SPARSE_FAMILIES = "hy_v3", "hunyuan_v1_moe", "qwen3_moe", "mixtral", "qwen3_5_moe_text", "lara_mini"
 NORMED_FAMILIES = ("hy_v3", "hunyuan_v1_dense", "hunyuan_v1_moe", "qwen3_moe", "qwen3", "gemma3_text",
-                   "gemma3")  # queries and keys have norms
+                   "gemma3", *DELTA_FAMILIES)  # queries and keys have norms
+WITHOUT_1 = "gemma3_text", "gemma3", *QWEN_3_5  # norms add 1 to their weights
 GEMMA_NORMS = "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
            "original_max_position_embeddings": 48, "rope_theta": 100.0}
@@ -89,6 +111,27 @@ def head_of(c):
     return c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
 
 
+def kind_of(c, i):
+    """Return the kind of a layer's attention."""
+    return c["layer_types"][i] if c.get("layer_types") else FULL
+
+
+def delta_shapes(c, at, out):
+    """Add the tensors of Gated DeltaNet, as published."""
+    d, heads = c["hidden_size"], c["linear_num_value_heads"]
+    values = heads * c["linear_value_head_dim"]
+    convolved = 2 * c["linear_num_key_heads"] * c["linear_key_head_dim"] + values
+    if c["model_type"] == "lara_mini":
+        out[at + "in_proj.weight"] = (convolved + values + 2 * heads, d)
+    else:
+        out.update({f"{at}in_proj_{part}.weight": (rows, d)
+                    for part, rows in (("qkv", convolved), ("z", values), ("b", heads), ("a", heads))})
+    norm = "out_norm" if c["model_type"] == "lara_mini" else "norm"
+    out.update({at + "conv1d.weight": (convolved, 1, c["linear_conv_kernel_dim"]), at + "A_log": (heads,),
+                at + "dt_bias": (heads,), f"{at}{norm}.weight": (c["linear_value_head_dim"],),
+                at + "out_proj.weight": (d, values)})
+
+
 def shapes(c):
     """Return the shapes of a checkpoint's tensors by published name."""
     d, h, queries, keys = c["hidden_size"], head_of(c), c["num_attention_heads"], c["num_key_value_heads"]
@@ -102,12 +145,17 @@ def shapes(c):
         at, hunyuan = f"model.layers.{i}.", c["model_type"].startswith("hunyuan")
         for name in GEMMA_NORMS if c["model_type"].startswith("gemma3") else GEMMA_NORMS[:2]:
             out[f"{at}{name}.weight"] = (d,)
-        for part, rows, cols in ("q", queries * h, d), ("k", keys * h, d), ("v", keys * h, d), ("o", d, queries * h):
+        linear = kind_of(c, i) == LINEAR
+        if linear:
+            delta_shapes(c, at + "linear_attn.", out)
+        wide = 2 if c["model_type"] in QWEN_3_5 else 1
+        for part, rows, cols in () if linear else (("q", wide * queries * h, d), ("k", keys * h, d), ("v", keys * h, d),
+                                                   ("o", d, queries * h)):
             out[f"{at}self_attn.{part}_proj.weight"] = (rows, cols)
             if c["model_type"] == "qwen2" and part != "o":
                 out[f"{at}self_attn.{part}_proj.bias"] = (rows,)
         norms = ("query_layernorm", "key_layernorm") if hunyuan else ("q_norm", "k_norm")
-        for name in norms if c["model_type"] in NORMED_FAMILIES else ():
+        for name in norms if c["model_type"] in NORMED_FAMILIES and not linear else ():
             out[f"{at}self_attn.{name}.weight"] = (h,)
         if not is_sparse(c, i):
             units(at + "mlp.", c["intermediate_size"])
@@ -122,6 +170,10 @@ def shapes(c):
         out[f"{at}{gate}.weight"] = (c["num_experts"], d)
         for expert in range(c["num_experts"]):
             units(f"{at}mlp.experts.{expert}.", in_all(c["moe_intermediate_size"]))
+        if c["model_type"] in DELTA_FAMILIES:
+            units(at + "mlp.shared_expert.", c["shared_expert_intermediate_size"])
+        if c["model_type"] in QWEN_3_5:
+            out[at + "mlp.shared_expert_gate.weight"] = (1, d)
         if hunyuan:
             units(at + "mlp.shared_mlp.", c["intermediate_size"] * in_all(c["num_shared_expert"]))
         if c["model_type"] == "hy_v3":
@@ -135,7 +187,11 @@ def arrays_of(c, seed):
     for name, shape in shapes(c).items():
         x = rng.standard_normal(shape)
         if name.endswith("norm.weight"):
-            x = (not c["model_type"].startswith("gemma3")) + 0.4 * x
+            x = (c["model_type"] not in WITHOUT_1 or "linear_attn" in name) + 0.4 * x
+        elif name.endswith("A_log"):
+            x = x - 1
+        elif "conv1d" in name:
+            x = 0.7 * x
         elif name.endswith("bias"):
             x = 0.2 * x if name.endswith("expert_bias") else 0.5 * x
         elif name not in ("model.embed_tokens.weight",):

@@ -9,15 +9,21 @@ import re
 import gguf
 import numpy as np
 
-from make_decoder import SPARSE_FAMILIES, TOKENISER, chosen_of, head_of, in_all, second_name
+from make_decoder import QWEN_3_5, SPARSE_FAMILIES, TOKENISER, chosen_of, head_of, in_all, second_name
 
 ARCHITECTURES = {"hy_v3": "hy_v3", "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe",
                  "qwen3_moe": "qwen3moe", "llama": "llama", "qwen3": "qwen3", "qwen2": "qwen2", "mistral": "llama",
-                 "mixtral": "llama", "gemma3_text": "gemma3"}
+                 "mixtral": "llama", "gemma3_text": "gemma3", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe"}
 TOKENISERS = {"hy_v3": "A", "hunyuan_v1_dense": "A", "hunyuan_v1_moe": "A", "qwen3_moe": "C", "qwen3": "C",
               "qwen2": "C", "llama": "smollm", "mistral": "llama2", "mixtral": "llama2",
-              "gemma3_text": "gemma"}
+              "gemma3_text": "gemma", "qwen3_5_text": "C", "qwen3_5_moe_text": "C"}
 PRE = {"A": "hunyuan-dense", "C": "qwen2", "smollm": "smollm"}
+MIXED_NAMES = (("post_attention_layernorm", "post_attention_norm"), ("linear_attn.in_proj_qkv", "attn_qkv"),
+               ("linear_attn.in_proj_z", "attn_gate"), ("linear_attn.in_proj_b", "ssm_beta"),
+               ("linear_attn.in_proj_a", "ssm_alpha"), ("linear_attn.conv1d", "ssm_conv1d"),
+               ("linear_attn.A_log", "ssm_a"), ("linear_attn.dt_bias", "ssm_dt.bias"), ("linear_attn.norm", "ssm_norm"),
+               ("linear_attn.out_proj", "ssm_out"), ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+               *((f"mlp.shared_expert.{x}_proj", f"ffn_{x}_shexp") for x in ("gate", "up", "down")))
 GEMMA_NAMES = (("post_attention_layernorm", "post_attention_norm"), ("pre_feedforward_layernorm", "ffn_norm"),
                ("post_feedforward_layernorm", "post_ffw_norm"))
 NAMES = (("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output"),
@@ -41,21 +47,32 @@ def keys_of(c):
     window = c.get("sliding_window") if c["model_type"] == "mistral" else None
     keys = {"block_count": c["num_hidden_layers"],
             "context_length": min(c["max_position_embeddings"], window or c["max_position_embeddings"]),
-            "embedding_length": c["hidden_size"], "feed_forward_length": c["intermediate_size"],
+            "embedding_length": c["hidden_size"],
             "attention.head_count": c["num_attention_heads"], "attention.head_count_kv": c["num_key_value_heads"],
             "attention.key_length": head, "attention.value_length": head,
             "attention.layer_norm_rms_epsilon": float(c["rms_norm_eps"]),
             "rope.freq_base": float(theta * alpha ** (head / (head - 2)))}
+    if "intermediate_size" in c:
+        keys["feed_forward_length"] = c["intermediate_size"]
     if c["model_type"] == "gemma3_text":
         keys.update({"attention.sliding_window": c["sliding_window"], "attention.sliding_window_pattern": 3,
                      "rope.freq_base_swa": c["rope_local_base_freq"]})
         if c["rope_scaling"]:
             keys.update({"rope.scaling.type": "linear", "rope.scaling.factor": float(c["rope_scaling"]["factor"])})
+    if c["model_type"] in QWEN_3_5:
+        turned = int(head * c["rope_parameters"]["partial_rotary_factor"])
+        keys.update({"rope.dimension_count": turned, "rope.dimension_sections": c["rope_parameters"]["mrope_section"] + [0],
+                     "ssm.conv_kernel": c["linear_conv_kernel_dim"], "ssm.state_size": c["linear_key_head_dim"],
+                     "ssm.group_count": c["linear_num_key_heads"], "ssm.time_step_rank": c["linear_num_value_heads"],
+                     "ssm.inner_size": c["linear_num_value_heads"] * c["linear_value_head_dim"],
+                     "full_attention_interval": 4})
     if c["model_type"] in SPARSE_FAMILIES:
         keys.update({"expert_count": c.get("num_experts") or c["num_local_experts"],
                      "expert_used_count": chosen_of(c)})
     if "moe_intermediate_size" in c:
         keys["expert_feed_forward_length"] = in_all(c["moe_intermediate_size"])
+    if "shared_expert_intermediate_size" in c:
+        keys["expert_shared_feed_forward_length"] = c["shared_expert_intermediate_size"]
     if c["model_type"] == "hunyuan_v1_moe":
         keys["expert_shared_feed_forward_length"] = c["intermediate_size"] * in_all(c["num_shared_expert"])
     if c["model_type"] == "hy_v3":
@@ -70,6 +87,26 @@ def interleaved(x, heads):
     return x.reshape(heads, 2, -1, x.shape[1]).swapaxes(1, 2).reshape(x.shape)
 
 
+def tiled(c, name, x):
+    """Change a tensor of Gated DeltaNet as llama.cpp's converter does: value heads that share a key head are
+    `linear_num_key_heads` apart, not adjacent, and A_log becomes -exp(A_log)."""
+    keys, heads, size = (c[f"linear_{x}"] for x in ("num_key_heads", "num_value_heads", "value_head_dim"))
+    part, first = name.split("linear_attn.")[1], 0
+    if part == "A_log":
+        x = np.float32(-np.exp(x.astype(np.float64)))
+    if part == "norm.weight":
+        return x
+    if part.startswith(("in_proj_qkv", "conv1d")):
+        first = 2 * keys * c["linear_key_head_dim"]
+    if part == "conv1d.weight":
+        x = x[:, 0]
+    one = 1 if part in ("A_log", "dt_bias", "in_proj_a.weight", "in_proj_b.weight") else size
+    y = x.T if part == "out_proj.weight" else x
+    more = y[first:].reshape(keys, heads // keys, one, *y.shape[1:]).swapaxes(0, 1).reshape(-1, *y.shape[1:])
+    y = np.concatenate([y[:first], more])
+    return np.ascontiguousarray(y.T if part == "out_proj.weight" else y)
+
+
 def arrays_of(c, arrays, fused=False):
     """Return the tensors by llama.cpp's names; `fused` merges the gate and up matrices of experts."""
     out, experts = {}, {}
@@ -80,10 +117,12 @@ def arrays_of(c, arrays, fused=False):
             continue
         heads = {"q_proj": c["num_attention_heads"], "k_proj": c["num_key_value_heads"]}.get(name.split(".")[-2])
         x = interleaved(x, heads) if heads and ARCHITECTURES[c["model_type"]] == "llama" else x
-        gemma = c["model_type"] == "gemma3_text"
-        if gemma and name.endswith("norm.weight"):
+        gemma, qwen = c["model_type"] == "gemma3_text", c["model_type"] in QWEN_3_5
+        if (gemma or qwen) and name.endswith("norm.weight") and "linear_attn" not in name:
             x = x + np.float32(1)
-        for a, b in (GEMMA_NAMES if gemma else ()) + NAMES:
+        if qwen and "linear_attn" in name:
+            x = tiled(c, name, x)
+        for a, b in (GEMMA_NAMES if gemma else MIXED_NAMES if qwen else ()) + NAMES:
             name = name.replace(a, b)
         out[name] = x
     for (at, part), matrices in experts.items():

@@ -88,6 +88,8 @@ def made(at, family, vocabulary=None, **changes):
         changes = {"rope_theta": 11158840.0, "rope_scaling": None, **changes}
     if family == "gemma3_text":
         changes = {"query_pre_attn_scalar": make.COMMON["head_dim"], **changes}
+    if family in make.QWEN_3_5:  # llama.cpp has another order of value heads if they share key heads
+        changes = {"linear_num_key_heads": make.DELTA["linear_num_value_heads"], **changes}
     config, arrays = make.make(at, family, vocab_size=vocabulary or make.V, **changes)
     return config, {name: x.astype(np.float32) for name, x in arrays.items()}
 
@@ -298,7 +300,7 @@ def shared_folders_have_the_same_bytes():
 def gguf_files_have_the_same_bytes():
     rename = lambda tensors: {name.replace("exp_probs_b.bias", "exp_probs_b"): x for name, x in tensors.items()}
     sampling = {"temp": 0.75, "top_k": 20, "top_p": 0.5, "min_p": 0.25, "penalty_repeat": 1.5, "mirostat": 2}
-    for family in make.FAMILIES:
+    for family in make_gguf.ARCHITECTURES:
         sparse = family in make.SPARSE_FAMILIES
         sampled = {f"general__sampling__{x}": y for x, y in sampling.items()}
         for more in {}, {"change": rename}, {"fused": sparse}, sampled:
@@ -416,7 +418,8 @@ def known_templates_have_the_pieces_that_python_renders():
     assert known[row["sha256"],] == row, row
     row = prompts.known_row(SMOLLM2, "SmolLM2-Instruct")
     assert known[row["sha256"],] == row, row
-    for name, families in ("hy-v3", ["hy_v3"]), ("hunyuan-dense", []), ("qwen3-moe", ["qwen3_moe", "qwen3"]):
+    for name, families in ("hy-v3", ["hy_v3"]), ("hunyuan-dense", []), (
+            "qwen3-moe", ["qwen3_moe", "qwen3", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe"]):
         with open(os.path.join(SHARED, name, "chat_template.jinja"), encoding="utf-8", newline="") as file:
             row = prompts.known_row(file.read(), f"../shared/llm/{name}", families)
         assert known[row["sha256"], *families] == row, row

@@ -926,4 +926,25 @@ static inline mw_model *mw_decoder(uint32_t type, uint64_t seed) {
     return m;
 }
 
+/* Return a decoder-only model whose last layer is Gated DeltaNet. */
+static inline mw_model *mw_delta_decoder(uint32_t type, uint64_t seed) {
+    enum { KEYS = 2, HEADS = 4, KEY = 5, VALUE = 6, CONV = 2 * KEYS * KEY + HEADS * VALUE };
+    mw_model *m = mw_decoder(type, seed + 7);
+    mw_int(m, "decoder.layers", 4);
+    mw_sublayer(m, "decoder.3.", "delta", "before");
+    mw_int(m, "decoder.3.heads", HEADS);
+    mw_int(m, "decoder.3.key_heads", KEYS);
+    mw_int(m, "decoder.3.head.size", VALUE);
+    mw_int(m, "decoder.3.key.size", KEY);
+    mw_int(m, "decoder.3.kernel", 3);
+    mw_int(m, "decoder.3.tiled", 1);
+    mw_linear(m, "decoder.3.", "in", CONV + HEADS * VALUE + 2 * HEADS, MW_WIDTH, 0);
+    mw_linear(m, "decoder.3.", "out", MW_WIDTH, HEADS * VALUE, 0);
+    mw_random_vector(m, "decoder.3.conv", 3 * CONV, -0.7f, 0.7f);
+    mw_random_vector(m, "decoder.3.rate", HEADS, -1, -0.1f);
+    mw_random_vector(m, "decoder.3.shift", HEADS, -1, 1);
+    mw_random_vector(m, "decoder.3.head_norm.weight", VALUE, 0.5f, 1.5f);
+    return m;
+}
+
 #endif /* MODEL_WRITER_H */

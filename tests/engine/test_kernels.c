@@ -711,6 +711,33 @@ TEST(exp_sum_is_the_same_on_every_isa) {
             }
 }
 
+TEST(delta_is_the_same_on_every_isa) {
+    enum { STRIDE = 400, TOKENS = 3, KEYS = 19, MOST = 80 };
+    uint64_t random = 38;
+    for (size_t isa = 0; isa_at(isa); isa++)
+        for (size_t w = 0; w < WIDTHS && width_at(w) <= MOST; w++)
+            for (int kind = 0; kind < KINDS; kind++) {
+                const size_t n = width_at(w), states = (n + 15) / 16 * 16 * KEYS;
+                float *rows[2] = { numbers(&random, STRIDE * TOKENS, kind), mw_zeros(STRIDE * TOKENS * 4) };
+                float *state[2] = { mw_zeros(states * 4), mw_zeros(states * 4) };
+                memcpy(rows[1], rows[0], STRIDE * TOKENS * 4);
+                for (size_t i = 0; i < 2; i++) {
+                    const moe_delta d = {
+                        rows[i],         STRIDE, TOKENS, 0,       KEYS, 2 * KEYS, 2 * KEYS + MOST, 2 * KEYS + MOST + 1,
+                        3 * KEYS + MOST, KEYS,   n,      state[i]
+                    };
+                    (i ? isa_at(isa) : oracle)->delta(&d);
+                }
+                for (size_t i = 0; i < STRIDE * TOKENS; i++)
+                    CHECK(same(rows[0][i], rows[1][i]), "%s, n %zu, kind %d: element %zu", isa_at(isa)->name, n, kind,
+                          i);
+                for (size_t i = 0; i < states; i++) /* columns after the last one are not used */
+                    CHECK(i / (16 * KEYS) * 16 + i % 16 >= n || same(state[0][i], state[1][i]),
+                          "%s, n %zu, kind %d: state %zu", isa_at(isa)->name, n, kind, i);
+                free(rows[0]), free(rows[1]), free(state[0]), free(state[1]);
+            }
+}
+
 TEST(unary_is_the_same_on_every_isa) {
     static const moe_unary what[] = { MOE_UNARY_RELU,      MOE_UNARY_GELU, MOE_UNARY_SWISH,
                                       MOE_UNARY_GELU_TANH, MOE_UNARY_TANH, MOE_UNARY_SIGMOID };

@@ -74,14 +74,14 @@ static mw_model *mm_decode(const uint8_t *data, size_t size) {
 
 /* ---- Values ---- */
 
-enum { MM_KINDS = 4, MM_END_OF_KINDS = 12 }; /* end of the architectures and of the layer kinds in mm_words */
+enum { MM_KINDS = 4, MM_END_OF_KINDS = 13 }; /* end of the architectures and of the layer kinds in mm_words */
 static const char *const mm_words[] = {
-    "gnmt-moe", "moe-lm",   "deep-moe",  "transformer", "lstm",    "moe",     "attention", "cross",     "ffn",
-    "norm",     "ssru",     "average",   "rms",         "layer",   "none",    "before",    "after",     "relu",
-    "gelu",     "swish",    "softmax",   "topk",        "top1",    "zero",    "concat",    "sum",       "mlp",
-    "linear",   "additive", "threshold", "batchwise",   "product", "state",   "output",    "query",     "paper",
-    "nvidia",   "previous", "current",   "sigmoid",     "tf",      "encoder", "mlperf",    "hf",        "",
-    "\xff",     "marian",   "decoder",   "gated",       "chosen",  "all",     "both",      "gelu_tanh",
+    "gnmt-moe", "moe-lm", "deep-moe", "transformer", "lstm",      "moe",     "attention", "cross",  "ffn",
+    "norm",     "ssru",   "average",  "delta",       "rms",       "layer",   "none",      "before", "after",
+    "relu",     "gelu",   "swish",    "softmax",     "topk",      "top1",    "zero",      "concat", "sum",
+    "mlp",      "linear", "additive", "threshold",   "batchwise", "product", "state",     "output", "query",
+    "paper",    "nvidia", "previous", "current",     "sigmoid",   "tf",      "encoder",   "mlperf", "hf",
+    "",         "\xff",   "marian",   "decoder",     "gated",     "chosen",  "all",       "both",   "gelu_tanh",
 };
 static const char *const mm_keys[] = {
     "vocab.size",

@@ -41,6 +41,8 @@ int main(int argc, char **argv) {
         }
         write_model(argv[1], round ? "hierarchy-1" : "hierarchy-0", mw_hierarchical(MW_F32, 1));
         write_model(argv[1], round ? "language-1" : "language-0", mw_language_model(MW_F32, 1));
+        write_model(argv[1], round ? "decoder-1" : "decoder-0", mw_decoder(MW_F32, 1));
+        write_model(argv[1], round ? "delta-1" : "delta-0", mw_delta_decoder(MW_F32, 1));
         write_model(argv[1], round ? "classifier-1" : "classifier-0", mw_classifier(MW_F32, 1));
     }
     return 0;

@@ -106,8 +106,25 @@ static int fits_q8(const float *row, size_t cols) {
     return !(largest > 0) || !isinf(127.0f / largest);
 }
 
+/* Read rows column by column, as the engine needs the weights of a convolution. */
+static void fill_columns(builder *b, const built *t, float *out) {
+    const size_t rows = t->rows / t->kernel;
+    for (size_t i = 0; i < rows; i++) {
+        float row[64];
+        if (!stored_row(t->parts->item, i, row, t->kernel)) {
+            stop_at(b, t, t->parts->item, "contains values that are not finite", out);
+            return;
+        }
+        for (size_t k = 0; k < t->kernel; k++) out[k * rows + i] = row[k];
+    }
+}
+
 /* Read a vector, which may have several parts. */
 static void fill_vector(builder *b, const built *t, float *out) {
+    if (t->kernel) {
+        fill_columns(b, t, out);
+        return;
+    }
     for (size_t i = 0, at = 0; i < t->n_parts; at += (size_t)t->parts[i++].rows) {
         const built_part *p = &t->parts[i];
         if (!p->item) memset(out + at, 0, (size_t)p->rows * sizeof *out);
@@ -116,6 +133,13 @@ static void fill_vector(builder *b, const built *t, float *out) {
     }
     if (t->changed)
         for (size_t i = 0; i < t->rows; i++) out[i] = (out[i] + t->offset) * t->scale;
+    for (size_t i = 0; i < t->rows && t->log_rate; i++) {
+        if (!(out[i] < 88)) {
+            stop_at(b, t, t->parts->item, "contains a value that is too large", out);
+            return;
+        }
+        out[i] = (float)-exp((double)out[i]);
+    }
 }
 
 /* Return the part of a matrix with row *row, and set *row to the row in it. */

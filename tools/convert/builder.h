@@ -23,7 +23,9 @@ typedef struct built {
     const void *made_from;
     int changed; /* 1 if the numbers of a vector become (x + offset) * scale */
     float offset, scale;
-    built_part *parts;                   /* of experts: their matrices, expert by expert */
+    size_t kernel;     /* columns of the rows of a vector that is stored column by column; 0 for other tensors */
+    int log_rate;      /* 1 if a vector stores log(-x) */
+    built_part *parts; /* of experts: their matrices, expert by expert */
     size_t n_parts, rows, cols, experts; /* cols 0: a vector; experts: rows is their hidden width */
     int f32;
 } built;

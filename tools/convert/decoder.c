@@ -12,8 +12,8 @@ enum { BLOCK = 64, LIMIT = 512, MAX_SOURCES = 3, NAME = BUILT_NAME, WIDEST = 1 <
 /* ---- Tables ---- */
 
 static const decoder_family families[] = {
-#define FAMILY(name, class, architecture, head_norm, tied, epsilon, dense, biased, windowed, gemma) \
-    { name, class, architecture, head_norm, tied, epsilon, dense, biased, windowed, gemma },
+#define FAMILY(name, class, architecture, head_norm, tied, epsilon, dense, biased, windowed, gemma, delta) \
+    { name, class, architecture, head_norm, tied, epsilon, dense, biased, windowed, gemma, delta },
 #include "tools/convert/decoder.inc"
 };
 enum { FAMILIES = sizeof families / sizeof *families };
@@ -28,7 +28,7 @@ static const int sampling_kinds[DECODER_SAMPLING] = {
 #include "tools/convert/decoder.inc"
 };
 
-enum { one, width, queries, ffn, shared, DIMENSIONS };
+enum { one, width, queries, ffn, shared, values, kernel, DIMENSIONS };
 typedef struct tensor_row {
     const char *kind, *name, *sources, *rows;
     int columns;
@@ -46,10 +46,13 @@ static const struct {
 #include "tools/convert/decoder.inc"
 };
 
-static const char pictures[] =
-#define PICTURES(prefixes) prefixes
+static const struct {
+    const char *what, *prefixes;
+} skipped_rows[] = {
+#define SKIPPED(what, prefixes) { what, prefixes },
 #include "tools/convert/decoder.inc"
-    "";
+};
+enum { SKIPPED_ROWS = sizeof skipped_rows / sizeof *skipped_rows };
 
 const decoder_family *decoder_family_named(const char *name) {
     for (size_t i = 0; i < FAMILIES; i++)
@@ -60,7 +63,8 @@ const decoder_family *decoder_family_named(const char *name) {
 const decoder_family *decoder_family_of(const char *name, size_t length, int sparse) {
     const decoder_family *found = NULL;
     for (size_t i = 0; i < FAMILIES; i++)
-        if (text_is(name, length, families[i].architecture) && (!found || (sparse && found->dense)))
+        if (*families[i].architecture && text_is(name, length, families[i].architecture) &&
+            (!found || (sparse && found->dense)))
             found = &families[i];
     return found;
 }
@@ -69,7 +73,7 @@ const char *decoder_families(making *m, int architectures) {
     text_bytes out = { 0 };
     for (size_t i = 0; i < FAMILIES; i++) {
         const char *name = architectures ? families[i].architecture : families[i].name;
-        if (architectures && i && strcmp(name, families[i - 1].architecture) == 0) continue;
+        if (!*name || (architectures && i && strcmp(name, families[i - 1].architecture) == 0)) continue;
         text_append_string(&out, i ? ", " : "");
         text_append_string(&out, name);
     }
@@ -89,10 +93,12 @@ int decoder_check(making *m, const decoder *d) {
     return 1;
 }
 
+int decoder_lacks_1(const decoder *d) { return d->family->gemma || d->family->delta == DECODER_QWEN; }
+
 double *decoder_frequencies(making *m, const decoder *d, double theta) {
-    const size_t half = (size_t)d->head / 2;
+    const size_t half = (size_t)d->turned / 2;
     double *frequencies = making_keep(m, NULL, half * sizeof *frequencies);
-    for (size_t i = 0; frequencies && i < half; i++) frequencies[i] = pow(theta, -2.0 * (double)i / (double)d->head);
+    for (size_t i = 0; frequencies && i < half; i++) frequencies[i] = pow(theta, -2.0 * (double)i / (double)d->turned);
     return frequencies;
 }
 
@@ -162,19 +168,20 @@ static int check_skipped(making *m, const decoder *d, const stored_list *list, i
                          first->own, d->layers);
 }
 
-/* Return 1 for a tensor of Gemma's vision part. */
-static int is_for_pictures(const decoder *d, const char *name) {
-    for (const char *p = pictures; *p && d->family->gemma; p += strspn(p, " ")) {
-        const size_t n = strcspn(p, " ");
-        if (strncmp(name, p, n) == 0) return 1;
-        p += n;
-    }
-    return 0;
+/* Return the row of SKIPPED for a tensor that texts do not need, or SKIPPED_ROWS. */
+static size_t skipped_row(const decoder *d, const char *name) {
+    for (size_t i = 0; i < SKIPPED_ROWS && decoder_lacks_1(d); i++)
+        for (const char *p = skipped_rows[i].prefixes; *p; p += strspn(p, " ")) {
+            const size_t n = strcspn(p, " ");
+            if (strncmp(name, p, n) == 0) return i;
+            p += n;
+        }
+    return SKIPPED_ROWS;
 }
 
 int decoder_rename(making *m, const decoder *d, stored_list *list) {
     stored_list out = { 0 };
-    size_t skipped = 0;
+    size_t skipped[SKIPPED_ROWS + 1] = { 0 };
     int64_t last = -1;
     int good = 1;
     for (size_t i = 0; i < list->n && good; i++) {
@@ -186,10 +193,9 @@ int decoder_rename(making *m, const decoder *d, stored_list *list) {
             last = layer;
             continue;
         }
-        if (is_for_pictures(d, t.name)) {
-            skipped++;
-            continue;
-        }
+        const size_t skips = skipped_row(d, t.name);
+        skipped[skips]++;
+        if (skips < SKIPPED_ROWS) continue;
         const size_t length = strlen(t.name);
         t.name = own_spelling(m, t.name);
         const stored *other = t.name ? stored_find(&out, t.name) : NULL;
@@ -198,7 +204,8 @@ int decoder_rename(making *m, const decoder *d, stored_list *list) {
                                  other->own);
         else good = t.name && length && stored_add(m, &out, &t);
     }
-    if (skipped) making_note(m, "skipping %zu vision tensors", skipped);
+    for (size_t i = 0; i < SKIPPED_ROWS; i++)
+        if (skipped[i]) making_note(m, "skipping %zu %s", skipped[i], skipped_rows[i].what);
     stored_free(list);
     *list = out;
     return good && stored_connect_scales(m, list, d->scale_block);
@@ -214,11 +221,18 @@ static int64_t size_named(const decoder *d, const char *word, size_t n) {
     if (text_is(word, n, "keys")) return d->keys * d->head;
     if (text_is(word, n, "ffn")) return d->ffn;
     if (text_is(word, n, "experts")) return d->experts;
-    return d->shared;
+    if (text_is(word, n, "row")) return 1;
+    if (text_is(word, n, "shared")) return d->shared;
+    if (text_is(word, n, "kernel")) return d->kernel;
+    const int64_t all = d->values * d->value, convolved = 2 * d->value_keys * d->key + all;
+    if (text_is(word, n, "gates")) return d->values;
+    if (text_is(word, n, "value")) return d->value;
+    if (text_is(word, n, "values")) return all;
+    return text_is(word, n, "convolved") ? convolved : convolved + all + 2 * d->values;
 }
 
 static int64_t size_of(const decoder *d, int dimension) {
-    static const char *const words[DIMENSIONS] = { "", "width", "queries", "ffn", "shared" };
+    static const char *const words[DIMENSIONS] = { "", "width", "queries", "ffn", "shared", "values", "kernel" };
     return dimension == one ? 0 : size_named(d, words[dimension], strlen(words[dimension]));
 }
 
@@ -227,41 +241,62 @@ static int is_wanted(const decoder *d, const char *when) {
     if (strcmp(when, "biased") == 0) return d->family->biased;
     if (strcmp(when, "gemma") == 0) return d->family->gemma;
     if (strcmp(when, "plain") == 0) return !d->family->gemma;
+    if (strcmp(when, "gated") == 0) return d->family->delta == DECODER_QWEN;
+    if (strcmp(when, "ungated") == 0) return d->family->delta != DECODER_QWEN;
+    if (strcmp(when, "fused") == 0) return d->family->delta == DECODER_LARA;
+    if (strcmp(when, "apart") == 0) return d->family->delta != DECODER_LARA;
     if (strcmp(when, "choice") == 0) return strcmp(d->weights, "sigmoid") == 0;
     return strcmp(when, "shared") != 0 || d->shared > 0;
 }
 
-/* Change the weights of a norm as Gemma needs it. */
+/* Change the weights of a norm as Gemma and Qwen3.5 need it. */
 static void change_norm(const decoder *d, built *t, double scale) {
-    if (!d->family->gemma) return;
+    if (!decoder_lacks_1(d)) return;
     t->changed = 1;
     t->offset = (float)d->norm_offset;
     t->scale = (float)scale;
 }
 
+/* Add `rows` rows of a source in layer `i`: with + or - before its name, the first or second half of each head's. */
+static void add_source(builder *b, built *t, int64_t i, const char *s, size_t length, int64_t rows, int64_t cols) {
+    char source[NAME];
+    const int64_t head = b->d->head, half = *s == '+' || *s == '-';
+    uint64_t dims[4] = { (uint64_t)(rows << half), (uint64_t)cols };
+    if (t->kernel) dims[1] = 1, dims[2] = t->kernel;
+    snprintf(source, sizeof source, "model.layers.%" PRId64 ".%.*s", i, (int)(length - (size_t)half), s + half);
+    const stored *item = builder_take(b, source, dims);
+    for (int64_t at = 0; half && at < rows; at += head)
+        builder_part(t, item, (uint64_t)(2 * at + (*s == '-' ? head : 0)), (uint64_t)head);
+    if (!half) builder_part(t, item, 0, (uint64_t)rows);
+    t->rows += (size_t)rows;
+}
+
 /* Add the tensors of a sub-layer of layer `i`, except experts. */
 static void put_tensors(builder *b, const char *kind, const char *name, int64_t i) {
-    char full[NAME], source[NAME];
+    char full[NAME];
     for (size_t r = 0; r < sizeof tensor_rows / sizeof *tensor_rows; r++) {
         const tensor_row *row = &tensor_rows[r];
         if (strcmp(row->kind, kind) != 0 || !is_wanted(b->d, row->when)) continue;
         snprintf(full, sizeof full, "%s.%s", name, row->name);
-        const int64_t cols = size_of(b->d, row->columns);
-        built *t = builder_tensor(b, full, 0, (size_t)cols, MAX_SOURCES);
+        const int convolves = row->columns == kernel;
+        const int64_t cols = convolves ? 0 : size_of(b->d, row->columns);
+        built *t = builder_tensor(b, full, 0, (size_t)cols, MAX_SOURCES + 2 * (size_t)b->d->heads);
         const char *s = row->sources, *n = row->rows;
+        if (t && convolves) t->kernel = (size_t)b->d->kernel;
         while (t && *s) {
             const size_t length = strcspn(s, " "), letters = strcspn(n, " ");
-            const int64_t rows = size_named(b->d, n, letters);
-            snprintf(source, sizeof source, "model.layers.%" PRId64 ".%.*s", i, (int)length, s);
-            builder_part(t, builder_take(b, source, (const uint64_t[4]){ (uint64_t)rows, (uint64_t)cols }), 0,
-                         (uint64_t)rows);
-            t->rows += (size_t)rows;
+            add_source(b, t, i, s, length, size_named(b->d, n, letters), cols);
             s += length + strspn(s + length, " ");
             n += letters + strspn(n + letters, " ");
         }
-        if (t && text_ends_with(row->name, strlen(row->name), "norm.weight"))
+        if (t && convolves) t->rows *= t->kernel;
+        if (t) t->log_rate = b->d->log_rate && strcmp(row->name, "rate") == 0;
+        if (t && text_ends_with(row->name, strlen(row->name), "norm.weight") &&
+            strcmp(row->name, "head_norm.weight") != 0)
             change_norm(b->d, t, strcmp(row->name, "q_norm.weight") == 0 ? b->d->query_scale : 1);
-        if (t) t->f32 = strcmp(row->name, "gate.weight") == 0 && strcmp(kind, "moe") == 0;
+        if (t)
+            t->f32 = strcmp(kind, "moe") == 0 &&
+                     (strcmp(row->name, "gate.weight") == 0 || strcmp(row->name, "shared.scale.weight") == 0);
     }
 }
 
@@ -328,18 +363,47 @@ static void put_mixture(builder *b, int64_t i) {
     put_experts(b, name, i);
 }
 
-static void put_layer(builder *b, int64_t i) {
+static void put_delta(builder *b, int64_t i) {
+    const decoder *d = b->d;
+    char name[24];
+    builder_layer(b, "decoder", "delta", name);
+    builder_key(b, name, "heads", d->values);
+    builder_key(b, name, "key_heads", d->value_keys);
+    builder_key(b, name, "head.size", d->value);
+    builder_key(b, name, "key.size", d->key);
+    builder_key(b, name, "kernel", d->kernel);
+    builder_key(b, name, "tiled", d->tiled);
+    put_norm(b, name, 1);
+    put_tensors(b, "delta", name, i);
+}
+
+/* Return the number of a layer's table of rotary positions; 0 for none. */
+static int table_of(const decoder *d, int64_t i) {
+    if (d->linear[i]) return 0;
+    if (d->family->delta == DECODER_LARA) return d->windows[i] > 0;
+    return d->windows[i] ? 2 : 1;
+}
+
+static void put_attention(builder *b, int64_t i) {
     const decoder *d = b->d;
     char name[24];
     builder_layer(b, "decoder", "attention", name);
     builder_key(b, name, "heads", d->heads);
     builder_key(b, name, "kv_heads", d->keys);
     builder_key(b, name, "head.size", d->head);
-    builder_key(b, name, "rotary", d->windows[i] ? 2 : 1);
+    builder_key(b, name, "rotary", table_of(d, i));
     builder_word(b, name, "head.norm", d->family->head_norm);
     if (d->windows[i]) builder_key(b, name, "window", d->windows[i]);
+    if (d->family->delta == DECODER_QWEN) builder_key(b, name, "gated", 1);
     put_norm(b, name, 1);
     put_tensors(b, "attention", name, i);
+}
+
+static void put_layer(builder *b, int64_t i) {
+    const decoder *d = b->d;
+    char name[24];
+    if (d->linear[i]) put_delta(b, i);
+    else put_attention(b, i);
     if (d->sparse[i]) {
         put_mixture(b, i);
         return;
@@ -363,7 +427,7 @@ static void make_positions(const void *frequencies, size_t row, float *out, size
 }
 
 static void put_positions(builder *b, const char *name, const double *frequencies) {
-    built *t = builder_tensor(b, name, (size_t)positions(b->d), (size_t)b->d->head, 1);
+    built *t = builder_tensor(b, name, (size_t)positions(b->d), (size_t)b->d->turned, 1);
     if (!t) return;
     t->make = make_positions;
     t->made_from = frequencies;
@@ -384,10 +448,10 @@ static void put_embedding(builder *b) {
          memcmp(first->data, second->data, (size_t)stored_bytes(first)) != 0))
         making_refuse(b->m, first->file, "tensors %.60s and %.60s should be tied, but differ", first->own, second->own);
     builder_part(t, first, 0, shape[0]);
-    int64_t local = 0;
-    for (int64_t i = 0; i < d->layers; i++) local += d->windows[i] > 0;
-    if (local < d->layers) put_positions(b, "rotary.weight", d->frequencies);
-    if (local) put_positions(b, "rotary.local.weight", d->local_frequencies);
+    int used = 0;
+    for (int64_t i = 0; i < d->layers; i++) used |= table_of(d, i);
+    if (used & 1) put_positions(b, "rotary.weight", d->frequencies);
+    if (used & 2) put_positions(b, "rotary.local.weight", d->local_frequencies);
 }
 
 /* Put the layers in the metadata and all tensors in file order, and reject tensors that the configuration lacks. */
@@ -471,7 +535,15 @@ static void put_tokens(making *m, const decoder *d, const decoder_tokens *t) {
 
 /* Reject sizes that the engine does not support. */
 static int check_sizes(making *m, const decoder *d, const decoder_search *s) {
-    const int64_t sizes[] = { d->width, d->heads, d->head, d->ffn, d->experts, d->hidden, d->shared };
+    const int64_t sizes[] = { d->width,
+                              d->heads,
+                              d->head,
+                              d->ffn,
+                              d->experts,
+                              d->hidden,
+                              d->shared,
+                              d->values * d->value,
+                              d->value_keys * d->key };
     int64_t largest = 0;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) largest = sizes[i] > largest ? sizes[i] : largest;
     if (largest > WIDEST)
@@ -489,6 +561,7 @@ int decoder_write(making *m, const decoder *d, decoder_search *search, decoder_t
     making_put_int(m, "vocab.size", d->vocabulary);
     making_put_int(m, "model.width", d->width);
     if (d->family->gemma) making_put_real(m, "embedding.scale", sqrt((double)d->width));
+    if (d->turned != d->head) making_put_int(m, "rotary.size", d->turned);
     making_put_int(m, "rotary.positions", positions(d));
     making_put_int(m, "activation.block", BLOCK);
     put_tokens(m, d, tokens);

@@ -16,6 +16,7 @@ enum {
     DECODER_POSITIONS = 1 << 15, /* rows of a position table: translations are shorter than published contexts */
     DECODER_SAMPLING = 5
 };
+enum { DECODER_QWEN = 1, DECODER_LARA };
 
 typedef struct decoder_family {
     const char *name, *class, *architecture, *head_norm;
@@ -25,6 +26,7 @@ typedef struct decoder_family {
     int biased; /* 1 if queries, keys and values have biases */
     int windowed;
     int gemma; /* 1 for Gemma's layers, see decoder.inc */
+    int delta; /* DECODER_QWEN, DECODER_LARA, or 0 */
 } decoder_family;
 
 /* Return the family of a model_type, or of GGUF's architecture for a file with or without experts; NULL if unknown. */
@@ -45,14 +47,23 @@ typedef struct decoder {
     int64_t experts, chosen, hidden, shared;  /* shared: units */
     double scale;
     const char *weights;     /* chosen, all, sigmoid */
-    double *frequencies;     /* [head / 2] of rotary positions */
+    int64_t turned;          /* columns of a head that rotary positions turn */
+    double *frequencies;     /* [turned / 2] of rotary positions */
     uint64_t scale_block[2]; /* rows and columns of a block of FP8 that has a scale */
     /* Gemma: */
     int64_t windows[DECODER_MAX_LAYERS]; /* of each layer's attention; 0: all positions */
     double *local_frequencies;           /* of layers with a window; else NULL */
     double query_scale;
     int norm_offset; /* added to the weights of norms */
+    /* Qwen3.5 and Lara: */
+    unsigned char linear[DECODER_MAX_LAYERS]; /* 1 for Gated DeltaNet */
+    int64_t values, value_keys;               /* value heads, key heads of Gated DeltaNet */
+    int64_t value, key, kernel;               /* columns of these heads; tokens that the convolution reads */
+    int tiled, log_rate;                      /* see moe_delta_op; 1 if rates are stored as log(-rate) */
 } decoder;
+
+/* Return 1 if norms are stored without the 1 that is added to their weights. */
+int decoder_lacks_1(const decoder *d);
 
 /* The decoding defaults. */
 typedef struct decoder_search {

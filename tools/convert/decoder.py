@@ -1,5 +1,5 @@
 """Read decoder-only models in Hugging Face's layout: Hunyuan's translation models (Hy-MT2, HY-MT1.5, Hunyuan-MT), Qwen2
-and Qwen3, Llama, Mistral and Mixtral, and the text part of Gemma 3.
+and Qwen3, Llama, Mistral and Mixtral, Lara, and the text part of Gemma 3 and Qwen3.5.
 
     found = read_decoder(folder, say, row)     `found` as from hf.read_hf; row: name in prompts.json (None: automatic)
 
@@ -26,11 +26,14 @@ from hf_json import read_json, short
 from moefile import FormatError
 
 ROWS = tables.read("decoder.inc")
+QWEN, LARA = 1, 2  # values of `delta`
 FAMILIES = {name: architecture for name, architecture, *_ in ROWS["FAMILY"]}
 ABOUT = {name: types.SimpleNamespace(norm=norm, tied=bool(tied), epsilon=epsilon, dense=bool(dense),
-                                     biased=bool(biased), windowed=bool(windowed), gemma=bool(gemma))
-         for name, _, _, norm, tied, epsilon, dense, biased, windowed, gemma in ROWS["FAMILY"]}
-PICTURES = tuple(ROWS["PICTURES"][0][0].split())
+                                     biased=bool(biased), windowed=bool(windowed), gemma=bool(gemma),
+                                     gated=delta == QWEN, fused=delta == LARA, delta=delta > 0,
+                                     offset=bool(gemma) or delta == QWEN)
+         for name, _, _, norm, tied, epsilon, dense, biased, windowed, gemma, delta in ROWS["FAMILY"]}
+SKIPPED = [(what, tuple(prefixes.split())) for what, prefixes in ROWS["SKIPPED"]]
 MAX_POSITIONS = 1 << 15  # rows of the position table: translations are shorter than the published context lengths
 DEFAULT_LIMIT = 512
 NO_EFFECT = hf.NO_EFFECT | tables.words(ROWS["IGNORED"], "decoder")
@@ -88,13 +91,14 @@ def read_frequencies(c, m):
         raise FormatError(f"{c.path}: alpha {short(about['alpha'])} is not supported with rope type {kind!r}")
     if given is inside:
         c.only("rope_theta", about["rope_theta"])
-    inside.only("partial_rotary_factor", 1.0)
-    frequencies = np.array([math.pow(theta, -2 * i / m.head) for i in range(m.head // 2)])
+    if not ABOUT[m.family].gated:
+        inside.only("partial_rotary_factor", 1.0)
+    frequencies = np.array([math.pow(theta, -2 * i / m.turned) for i in range(m.turned // 2)])
     if kind == "llama3":
         frequencies = slower(inside, frequencies)
     if kind == "linear":
         frequencies = frequencies / inside.get("factor", float, least=1.0, most=1e6)
-    inside.end(ROPE_NO_EFFECT, ("type", "rope_type", "rope_theta", "alpha"))
+    inside.end(ROPE_NO_EFFECT, ("type", "rope_type", "rope_theta", "alpha", "partial_rotary_factor"))
     return frequencies
 
 
@@ -129,11 +133,43 @@ def read_windows(c, m):
     m.local_frequencies = read_frequencies(hf.Config(c.path, {"rope_parameters": local}), m)
 
 
+PERIOD = "linear", "sliding", "linear", "full", "sliding"  # kinds of Lara's layers
+
+
+def read_delta(c, m):
+    """Read the kinds of Qwen3.5's and Lara's layers, and the sizes of Gated DeltaNet."""
+    lara, every = ABOUT[m.family].fused, c.get("full_attention_interval", int, 4, least=1, most=1 << 24)
+    default = [PERIOD[i % 5] if lara else "linear" if (i + 1) % every else "full" for i in range(m.layers)]
+    kinds = c.raw("layer_types", [f"{kind}_attention" for kind in default])
+    known = ["linear_attention", "full_attention"] + ["sliding_attention"] * lara
+    if not isinstance(kinds, list) or len(kinds) != m.layers or any(x not in known for x in kinds):
+        raise FormatError(f"{c.path}: layer_types is {short(kinds)}, expected {' or '.join(known)} per layer")
+    window = c.get("sliding_window", int, least=1, most=1 << 20) if lara else 0
+    m.delta = [kind == "linear_attention" for kind in kinds]
+    m.windows = [window if kind == "sliding_attention" else 0 for kind in kinds]
+    m.rotary = [(0, 1)[not lara or window > 0] for window in m.windows]
+    size = lambda key, most: c.get("linear_" + key, int, least=1, most=most)
+    m.values, m.delta_keys = size("num_value_heads", 1 << 16), size("num_key_heads", 1 << 16)
+    m.value, m.key, m.kernel = size("value_head_dim", 1 << 16), size("key_head_dim", 1 << 16), size("conv_kernel_dim", 64)
+    if m.values % m.delta_keys:
+        raise FormatError(f"{c.path}: linear_num_key_heads {m.delta_keys} does not divide linear_num_value_heads "
+                          f"{m.values}")
+    if not lara:
+        inside = c.raw("rope_parameters")
+        c.get("partial_rotary_factor", float, 0.25, least=0.0, most=1.0)
+        about = hf.Config(c.path, {**c.values, **(inside if isinstance(inside, dict) else {})})
+        m.turned = int(m.head * about.get("partial_rotary_factor", float, 0.25, least=0.0, most=1.0))
+        if m.turned < 2 or m.turned % 2:
+            raise FormatError(f"{c.path}: rope_parameters: partial_rotary_factor: {m.turned} of {m.head} columns, not "
+                              "an even number")
+    m.frequencies = read_frequencies(c, m)
+
+
 def sparse_layers(c, m):
     """Return a list of booleans: True for layers that are mixtures."""
     layers = range(m.layers)
-    if ABOUT[m.family].dense:
-        return [False for _ in layers]
+    if ABOUT[m.family].dense or ABOUT[m.family].delta:
+        return [not ABOUT[m.family].dense for _ in layers]
     if m.family == "hy_v3":
         kinds = c.raw("mlp_layer_types")
         if kinds is None:
@@ -171,6 +207,9 @@ def read_mixture(c, m):
     if m.family == "hy_v3":
         m.weights, m.scale = "sigmoid", c.get("router_scaling_factor", float, 1.0, least=0.0, most=1e6)
         m.shared = m.hidden * c.get("num_shared_experts", int, 1, least=0, most=64)
+    elif ABOUT[m.family].delta:
+        m.shared = c.get("shared_expert_intermediate_size", int, m.hidden, least=1, most=1 << 20)
+        m.weights = "chosen" if c.get("norm_topk_prob", bool, True) else "all"
     else:
         m.weights = "chosen" if c.get("norm_topk_prob", bool, m.family == "mixtral") else "all"
 
@@ -184,8 +223,8 @@ def text_part(c):
     """Return the configuration of a model's text part, including defaults that published files omit."""
     family, inner = c.raw("model_type"), c.raw("text_config")
     values = dict(c.values)
-    if family == "gemma3":
-        if not isinstance(inner, dict) or inner.get("model_type", "gemma3_text") != "gemma3_text":
+    if f"{family}_text" in FAMILIES:
+        if not isinstance(inner, dict) or inner.get("model_type", f"{family}_text") != f"{family}_text":
             raise FormatError(f"{c.path}: text_config is {short(inner)}, which is not supported")
         del values["text_config"]
         values = {**values, **inner, "model_type": family}
@@ -217,11 +256,16 @@ def read_config(c):
     m.head = first_of(c, ("head_dim", "attention_head_dim"), int, m.width // m.heads, least=2, most=1 << 16)
     if m.head % 2:
         raise FormatError(f"{c.path}: head_dim {m.head} must be even")
-    m.windows, m.query_scale, m.local_frequencies = [0] * m.layers, 1.0, None
+    m.windows, m.query_scale, m.local_frequencies, m.turned = [0] * m.layers, 1.0, None, m.head
+    m.delta, m.rotary, m.tiled, m.log_rate = [False] * m.layers, None, 0, True
     if ABOUT[family].gemma:
         read_windows(c, m)
+        m.rotary = [2 if window else 1 for window in m.windows]
+    elif ABOUT[family].delta:
+        read_delta(c, m)
     else:
         m.frequencies = read_frequencies(c, m)
+    m.rotary = m.rotary or [1] * m.layers
     m.tied = c.get("tie_word_embeddings", bool, ABOUT[family].tied)
     m.context = c.get("max_position_embeddings", int, least=4, most=1 << 24)
     window = c.get("sliding_window", int, m.context, least=4) if ABOUT[family].windowed else m.context
@@ -306,14 +350,15 @@ def rotary_table(frequencies, first, count):
 
 def canonical_names(stored, m, say):
     """Return the tensors under transformers' names; drop the extra layers that predict further tokens."""
-    out, skipped, pictures = {}, set(), 0
+    out, skipped, more = {}, set(), {what: 0 for what, _ in SKIPPED}
     for name, t in stored.items():
         layer = re.match(r"model\.layers\.(\d+)\.", name)
         if layer and int(layer[1]) >= m.layers:
             skipped.add(int(layer[1]))
             continue
-        if ABOUT[m.family].gemma and name.startswith(PICTURES):
-            pictures += 1
+        needless = [what for what, prefixes in SKIPPED if ABOUT[m.family].offset and name.startswith(prefixes)]
+        if needless:
+            more[needless[0]] += 1
             continue
         canonical = name
         for published, own in ROWS["SPELLING"]:
@@ -321,8 +366,9 @@ def canonical_names(stored, m, say):
         if canonical in out:
             raise FormatError(f"tensors {name} and {out[canonical].name} are the same tensor under two names")
         out[canonical] = t
-    if pictures:
-        say(f"skipping {pictures} vision tensors")
+    for what, count in more.items():
+        if count:
+            say(f"skipping {count} {what}")
     for layer in sorted(skipped):
         names = [name for name in stored if name.startswith(f"model.layers.{layer}.")]
         if not any("eh_proj" in name for name in names):
@@ -335,20 +381,61 @@ def canonical_names(stored, m, say):
 def put_layer_tensors(b, m, name, kind, source):
     """Add the tensors of a sub-layer, except experts."""
     sizes = {"width": m.width, "head": m.head, "queries": m.heads * m.head, "keys": m.keys * m.head, "ffn": m.ffn,
-             "experts": getattr(m, "experts", 0), "shared": getattr(m, "shared", 0)}
-    wanted = {"": True, "head_norm": m.norm != "none", "biased": ABOUT[m.family].biased,
+             "experts": getattr(m, "experts", 0), "shared": getattr(m, "shared", 0), "row": 1}
+    if any(m.delta):
+        sizes.update(values=m.values * m.value, gates=m.values, value=m.value)
+        sizes["convolved"] = 2 * m.delta_keys * m.key + sizes["values"]
+        sizes["projected"] = sizes["convolved"] + sizes["values"] + 2 * m.values
+    about = ABOUT[m.family]
+    wanted = {"": True, "head_norm": m.norm != "none", "biased": about.biased, "gemma": about.gemma,
               "choice": getattr(m, "weights", "") == "sigmoid", "shared": sizes["shared"] > 0,
-              "gemma": ABOUT[m.family].gemma, "plain": not ABOUT[m.family].gemma}
+              "plain": not about.gemma, "gated": about.gated, "ungated": not about.gated, "fused": about.fused,
+              "apart": not about.fused}
+
+    def take(source, rows, columns):
+        half = "+-".find(source[0])
+        t = b.take(f"{at}{source.lstrip('+-')}", sizes[rows] * (1 + (half >= 0)), *columns)
+        return t if half < 0 else Halves(t, m.head, half)
+    at = source
     for _, part, sources, rows, columns, when in (row for row in ROWS["TENSOR"] if row[0] == kind and wanted[row[5]]):
-        more = () if columns == "one" else (sizes[columns],)
-        b.put(f"{name}.{part}", *(b.take(source + x, sizes[n], *more) for x, n in zip(sources.split(), rows.split())))
-        if part.endswith("norm.weight"):
+        more = {"one": (), "kernel": (1, getattr(m, "kernel", 1))}.get(columns) or (sizes.get(columns),) * (columns != "one")
+        b.put(f"{name}.{part}", *(take(x, n, more) for x, n in zip(sources.split(), rows.split())))
+        if part.endswith("norm.weight") and part != "head_norm.weight":
             change_norm(b, m, f"{name}.{part}", m.query_scale if part == "q_norm.weight" else 1.0)
+        if part == "conv":
+            b.tensors[f"{name}.conv"] = transposed(b.tensors[f"{name}.conv"])
+        if part == "rate" and m.log_rate:
+            stored = b.tensors[f"{name}.rate"].parts[0]
+            b.tensors[f"{name}.rate"].parts = [lambda rows: (negative_exp(x) for x in stored(rows))]
+
+
+class Halves(hf.Stored):
+    """The first or second half of each head's rows."""
+
+    def __init__(self, t, head, half):
+        super().__init__(t.name, (t.shape[0] // 2, *t.shape[1:]), t.kind, t.file, t.open, (t.place, half))
+        self.t, self.head, self.half = t, head, half
+
+    def read(self, rows):
+        for block in self.t.read(max(rows // self.head, 1) * 2 * self.head):
+            yield block.reshape(-1, 2, self.head, block.shape[1])[:, self.half].reshape(-1, block.shape[1])
+
+
+def transposed(stored):
+    """Return the weights of a convolution [channels, 1, kernel] as a vector [kernel * channels]."""
+    return hf.Rows((math.prod(stored.shape),), [lambda rows: iter([stored.array()[:, 0].T.reshape(-1)])])
+
+
+def negative_exp(x):
+    """Return -exp(x), computed in float64."""
+    if not (x < 88).all():
+        raise FormatError(f"A_log contains {x.max()}, which is too large")
+    return np.float32([-math.exp(v) for v in x.tolist()])
 
 
 def change_norm(b, m, name, scale=1.0):
-    """Add the 1 that Gemma's files omit to the weights of a norm, and multiply them by `scale`."""
-    if not ABOUT[m.family].gemma:
+    """Add the 1 that Gemma's and Qwen3.5's files omit to the weights of a norm, and multiply them by `scale`."""
+    if not ABOUT[m.family].offset:
         return
     stored, more = b.tensors[name].parts[0], np.float32(m.norm_offset)
     b.tensors[name].parts = [lambda rows: ((x + more) * np.float32(scale) for x in stored(rows))]
@@ -379,11 +466,16 @@ def put_layer(b, m, i):
     source = f"model.layers.{i}."
     gemma = ABOUT[m.family].gemma
     norm = {"norm": "both" if gemma else "before", "norm.kind": "rms", "epsilon": m.epsilon}
-    window = {"window": m.windows[i]} if m.windows[i] else {}
-    name = b.layer("decoder", kind="attention", heads=m.heads, **{"kv_heads": m.keys, "head.size": m.head,
-                                                                "rotary": 2 if m.windows[i] else 1,
-                                                                "head.norm": m.norm}, **window, residual=1, **norm)
-    put_layer_tensors(b, m, name, "attention", source)
+    if m.delta[i]:
+        name = b.layer("decoder", kind="delta", heads=m.values, key_heads=m.delta_keys,
+                       **{"head.size": m.value, "key.size": m.key}, kernel=m.kernel, tiled=m.tiled, residual=1, **norm)
+    else:
+        more = {"window": m.windows[i]} if m.windows[i] else {}
+        more.update({"gated": 1} if ABOUT[m.family].gated else {})
+        name = b.layer("decoder", kind="attention", heads=m.heads, **{"kv_heads": m.keys, "head.size": m.head,
+                                                                    "rotary": m.rotary[i], "head.norm": m.norm},
+                       **more, residual=1, **norm)
+    put_layer_tensors(b, m, name, "delta" if m.delta[i] else "attention", source)
     if m.sparse[i]:
         put_mixture(b, m, source, norm)
     else:
@@ -397,9 +489,9 @@ def put_embeddings(b, m, say):
     hf.put_tied(b, m, "embedding.weight", names, m.vocabulary, say)
     if not m.tied:
         b.put("output.weight", b.take("lm_head.weight", m.vocabulary, m.width))
-    for name, frequencies in ("rotary.weight", m.frequencies), ("rotary.local.weight", m.local_frequencies):
-        if any((window > 0) == (name == "rotary.local.weight") for window in m.windows):
-            b.tensors[name] = hf.Rows((m.places, m.head), [
+    for table, name, frequencies in (1, "rotary.weight", m.frequencies), (2, "rotary.local.weight", m.local_frequencies):
+        if any(x == table and not delta for x, delta in zip(m.rotary, m.delta)):
+            b.tensors[name] = hf.Rows((m.places, m.turned), [
                 lambda rows, f=frequencies: (rotary_table(f, at, min(rows, m.places - at))
                                              for at in range(0, m.places, rows))])
 
@@ -450,6 +542,7 @@ def build(m, config, generation, stored, tokens, files, say):
     change_norm(b, m, name + ".norm.weight")
     b.finish(re.compile(r".*rotary_emb\.inv_freq\Z"))
     scale = {"embedding.scale": math.sqrt(m.width)} if ABOUT[m.family].gemma else {}
+    scale.update({"rotary.size": m.turned} if m.turned != m.head else {})
     meta = {"general.architecture": "decoder", "vocab.size": m.vocabulary, "model.width": m.width, **scale,
             "rotary.positions": m.places, "activation.block": 64, **tokens}
     return types.SimpleNamespace(meta={**meta, **decode, **b.meta}, tensors=b.tensors, identity=hf.identity(files))

@@ -371,11 +371,13 @@ static const struct {
 #define outside 0
 #define inside 1
 #define gemma 2
+#define mixed 3
 #define GGUF(where, theirs, own) { where, theirs, own },
 #include "tools/convert/decoder.inc"
 #undef outside
 #undef inside
 #undef gemma
+#undef mixed
 };
 enum { NAME_ROWS = sizeof name_rows / sizeof *name_rows };
 
@@ -396,7 +398,8 @@ static int64_t split_name(const char *name, moe_span *part, const char **tail) {
     *part = (moe_span){ end, length - weight - bias };
     *tail = end + part->length;
     for (size_t i = 0; i < part->length; i++)
-        if (!islower((unsigned char)end[i]) && end[i] != '_' && end[i] != '.') return -1;
+        if (!islower((unsigned char)end[i]) && !isdigit((unsigned char)end[i]) && end[i] != '_' && end[i] != '.')
+            return -1;
     return part->length ? layer : -1;
 }
 
@@ -414,6 +417,20 @@ static const char *experts_name(const stored_list *list, int64_t layer, moe_span
     return NULL;
 }
 
+/* Give a tensor of Qwen3.5 the dimensions of 1 that transformers has. */
+static void shape(stored *t, moe_span part) {
+    if (t->n_dims == 2 && text_is(part.data, part.length, "ssm_conv1d")) {
+        t->dims[2] = t->dims[1];
+        t->dims[1] = 1;
+        t->n_dims = 3;
+    }
+    if (t->n_dims == 1 && text_is(part.data, part.length, "ffn_gate_inp_shexp")) {
+        t->dims[1] = t->dims[0];
+        t->dims[0] = 1;
+        t->n_dims = 2;
+    }
+}
+
 /* Give a tensor its name in transformers. */
 static int rename_tensor(gguf *g, const stored_list *list, stored *t) {
     moe_span part;
@@ -427,7 +444,10 @@ static int rename_tensor(gguf *g, const stored_list *list, stored *t) {
     }
     const char *experts = strcmp(tail, ".weight") == 0 ? experts_name(list, layer, part, buffer) : NULL;
     const size_t n = (size_t)snprintf(name, sizeof name, "model.layers.%" PRId64 ".", layer);
-    own = g->d.family->gemma ? own_name(2, part.data, part.length) : NULL;
+    own = g->d.family->gemma   ? own_name(2, part.data, part.length)
+          : g->d.family->delta ? own_name(3, part.data, part.length)
+                               : NULL;
+    if (g->d.family->delta) shape(t, part);
     if (!own) own = own_name(1, part.data, part.length);
     if (layer >= g->d.layers) snprintf(name + n, sizeof name - n, "%s", t->own);
     else if (text_is(part.data, part.length, "exp_probs_b"))
@@ -576,6 +596,28 @@ static int read_windows(gguf *g, double theta, double factor) {
     return d->local_frequencies && d->frequencies;
 }
 
+/* Read the kinds of Qwen3.5's layers and the sizes of Gated DeltaNet. */
+static void read_delta(gguf *g) {
+    decoder *d = &g->d;
+    char name[64];
+    for (int64_t i = 0; i < d->layers; i++) {
+        snprintf(name, sizeof name, "blk.%" PRId64 ".ssm_a", i);
+        d->linear[i] = stored_find(&g->list, name) != NULL;
+    }
+    d->values = whole_key(g, ".ssm.time_step_rank", NONE, 1, 1 << 16);
+    d->value_keys = whole_key(g, ".ssm.group_count", NONE, 1, 1 << 16);
+    d->key = whole_key(g, ".ssm.state_size", NONE, 1, 1 << 16);
+    d->kernel = whole_key(g, ".ssm.conv_kernel", NONE, 1, 64);
+    const int64_t inner = whole_key(g, ".ssm.inner_size", NONE, 1, 1 << 20);
+    if (g->m->status) return;
+    d->value = inner / d->values;
+    if (inner % d->values) refuse_value(g, find(g, ".ssm.inner_size"), ": not a multiple of ssm.time_step_rank");
+    else if (d->values % d->value_keys)
+        refuse_value(g, find(g, ".ssm.group_count"), ": does not divide the value heads");
+    else if (d->turned % 2) refuse_value(g, find(g, ".rope.dimension_count"), ": expected an even number");
+    d->tiled = d->values != d->value_keys; /* llama.cpp's order of value heads */
+}
+
 static void read_mixture(gguf *g) {
     decoder *d = &g->d;
     const int sigmoid = strcmp(d->family->name, "hy_v3") == 0, old = strcmp(d->family->name, "hunyuan_v1_moe") == 0;
@@ -592,14 +634,15 @@ static void read_mixture(gguf *g) {
     for (size_t i = 0; i < g->list.n && !shared; i++)
         if (text_ends_with(g->list.items[i].own, strlen(g->list.items[i].own), ".ffn_gate_shexp.weight"))
             shared = &g->list.items[i];
-    const int64_t units = shared ? (int64_t)shared->dims[0] : 0, each = old ? d->ffn : d->hidden;
+    const int64_t units = shared ? (int64_t)shared->dims[0] : 0;
+    const int64_t each = old ? d->ffn : d->family->delta ? (units ? units : 1) : d->hidden;
     if (g->m->status) return;
     if (units % each) making_refuse(g->m, g->h.file, "the number of shared units is not a multiple of %" PRId64, each);
     if (units / each > 64 || (old && !units))
         making_refuse(g->m, g->h.file, "%" PRId64 " shared experts are not supported", units / each);
     must_be(g, ".expert_shared_count", units / each, units ? units / each : 0);
     must_be(g, ".expert_shared_feed_forward_length", units, 0);
-    if (sigmoid || old) d->shared = units;
+    if (sigmoid || old || d->family->delta) d->shared = units;
     for (int64_t i = 0; i < d->layers && old; i++) d->sparse[i] = 1;
 }
 
@@ -624,7 +667,9 @@ static int read_config(gguf *g) {
     check_layers(g, all);
     check_dimensions(g);
     must_be(g, ".attention.value_length", d->head, d->head);
-    must_be(g, ".rope.dimension_count", d->head, d->head);
+    d->turned = whole_key(g, ".rope.dimension_count", d->head, 1, d->head);
+    if (!d->family->delta) must_be(g, ".rope.dimension_count", d->head, d->head);
+    d->query_scale = 1;
     const double factor = check_positions(g);
     for (int64_t i = 0; i < d->layers; i++) {
         snprintf(name, sizeof name, "blk.%" PRId64 ".ffn_gate_inp.weight", i);
@@ -647,6 +692,7 @@ static int read_config(gguf *g) {
     if (first >= 0 && d->family->dense)
         return making_refuse(g->m, g->h.file, "experts are not supported in '%s' models", g->architecture);
     if (first >= 0) read_mixture(g);
+    if (d->family->delta) read_delta(g);
     if (g->m->status || !decoder_check(g->m, d)) return 0;
     if (d->family->gemma) return read_windows(g, theta, factor);
     return (d->frequencies = decoder_frequencies(g->m, d, theta)) != NULL;

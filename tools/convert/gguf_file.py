@@ -1,4 +1,4 @@
-"""Read GGUF files, the format of llama.cpp: Hunyuan's models, Qwen2 and Qwen3, Llama, Mistral and Mixtral, Gemma 3.
+"""Read GGUF files, the format of llama.cpp: Hunyuan's models, Qwen2 and Qwen3, Llama, Mistral and Mixtral, Gemma 3, Qwen3.5.
 
     found = read_gguf(path, say)     `found` as from hf.read_hf; the path may be any part of a split file
 
@@ -6,6 +6,7 @@ This module parses the header itself, so that a damaged header takes at most a s
 `gguf` package dequantises numbers to float32, block by block. Tensors get transformers' names, and keys the names of
 config.json; decoder.py then builds the model.
 """
+import copy
 import json
 import math
 import os
@@ -33,9 +34,10 @@ PLAIN = {0: "F32", 1: "F16", 30: "BF16"}  # readable without the `gguf` package
 ROWS = tables.read("decoder.inc")
 FAMILIES = {}  # architecture: names of families, first the one of files without experts
 for row in ROWS["FAMILY"]:
-    FAMILIES.setdefault(row[2], []).append(row[0])
-OUTSIDE, INSIDE, GEMMA = ({theirs: own for place, theirs, own in ROWS["GGUF"] if place == where}
-                          for where in ("outside", "inside", "gemma"))
+    if row[2]:
+        FAMILIES.setdefault(row[2], []).append(row[0])
+OUTSIDE, INSIDE, GEMMA, MIXED = ({theirs: own for place, theirs, own in ROWS["GGUF"] if place == where}
+                                 for where in ("outside", "inside", "gemma", "mixed"))
 
 PRE = {name: ([byte_bpe.EXPRESSIONS[x] for x in expressions.split()], byte_bpe.NFC * nfc | byte_bpe.WHOLE * whole,
               bool(begin))
@@ -252,14 +254,15 @@ class Interleaved(hf.Stored):
 
 def transformers_names(stored, m, path):
     """Return the tensors under transformers' names."""
-    out, inside = {}, {**INSIDE, **(GEMMA if decoder.ABOUT[m.family].gemma else {})}
+    about = decoder.ABOUT[m.family]
+    out, inside = {}, {**INSIDE, **(GEMMA if about.gemma else MIXED if about.delta else {})}
 
     def put(name, t):
         if name in out:
             raise FormatError(f"{path}: tensors {out[name].name} and {t.name} are the same tensor")
         out[name] = t
     for name, t in stored.items():
-        found = re.fullmatch(r"blk\.([0-9]{1,4})\.([a-z_.]+?)(\.weight|\.bias)?", name)
+        found = re.fullmatch(r"blk\.([0-9]{1,4})\.([a-z0-9_.]+?)(\.weight|\.bias)?", name)
         if not found:
             put(OUTSIDE.get(name, name), t)
             continue
@@ -278,8 +281,16 @@ def transformers_names(stored, m, path):
             for e in range(t.shape[0]):
                 put(f"{at}mlp.experts.{e}.{experts[1]}_proj.weight", t.part(e, 0, t.shape[1]))
         else:
-            put(at + inside.get(part, part) + end, t)
+            put(at + inside.get(part, part) + end, shaped(t, part) if about.delta else t)
     return out
+
+
+def shaped(t, part):
+    """Return a tensor of Qwen3.5 with the dimensions of 1 that transformers has."""
+    if (part, len(t.shape)) in (("ssm_conv1d", 2), ("ffn_gate_inp_shexp", 1)):
+        t = copy.copy(t)
+        t.shape = (1, *t.shape) if len(t.shape) == 1 else (t.shape[0], 1, t.shape[1])
+    return t
 
 
 class Keys(hf.Config):
@@ -400,8 +411,10 @@ def config_of(k, family, stored):
     check_layers(k, stored, layers, all_layers)
     check_dimensions(k, stored)
     k.must_be("attention.value_length", int, head)
-    k.must_be("rope.dimension_count", int, head)
-    gemma = decoder.ABOUT[family].gemma
+    gemma, delta = decoder.ABOUT[family].gemma, decoder.ABOUT[family].delta
+    turned = k.of("rope.dimension_count", int, head, least=1, most=head)
+    if not delta:
+        k.must_be("rope.dimension_count", int, head)
     factor = check_positions(k, gemma)
     sparse = [f"blk.{i}.ffn_gate_inp.weight" in stored for i in range(min(layers, 256))]
     dense = sparse.index(True) if any(sparse) else layers
@@ -415,6 +428,9 @@ def config_of(k, family, stored):
          "tie_word_embeddings": "output.weight" not in stored, "max_position_embeddings": size("context_length")}
     if gemma:
         windows_of(k, c, factor)
+    if delta:
+        delta_of(k, c, stored)
+        c["partial_rotary_factor"] = min((turned + 0.5) / head, 1.0)  # the product with head is rounded down
     if any(sparse):
         mixture_of(k, family, c, sparse, stored)
     return c
@@ -441,6 +457,18 @@ def windows_of(k, c, factor):
         c["rope_parameters"].update(rope_type="linear", factor=factor)
 
 
+def delta_of(k, c, stored):
+    """Add the kinds of Qwen3.5's layers and the sizes of Gated DeltaNet to `c`."""
+    size = lambda key, most=1 << 16: k.of("ssm." + key, int, least=1, most=most)
+    heads, inner = size("time_step_rank"), size("inner_size", 1 << 20)
+    if inner % heads:
+        k.refuse(f"{k.architecture}.ssm.inner_size", inner, f": not a multiple of {heads} heads")
+    c.update(layer_types=["linear_attention" if f"blk.{i}.ssm_a" in stored else "full_attention"
+                          for i in range(c["num_hidden_layers"])],
+             linear_num_value_heads=heads, linear_value_head_dim=inner // heads, linear_key_head_dim=size("state_size"),
+             linear_num_key_heads=size("group_count"), linear_conv_kernel_dim=size("conv_kernel", 64))
+
+
 def mixture_of(k, family, c, sparse, stored):
     """Add mixture settings to `c`."""
     if decoder.ABOUT[family].dense:
@@ -452,7 +480,8 @@ def mixture_of(k, family, c, sparse, stored):
     hidden = k.of("expert_feed_forward_length", int, c["intermediate_size"], least=1)
     used = k.of("expert_used_count", int)
     units = sum([t.shape[0] for name, t in stored.items() if name.endswith(".ffn_gate_shexp.weight")][:1])
-    one = c["intermediate_size"] if family == "hunyuan_v1_moe" else hidden
+    delta = decoder.ABOUT[family].delta
+    one = c["intermediate_size"] if family == "hunyuan_v1_moe" else units or 1 if delta else hidden
     shared, rest = divmod(units, one)
     if rest:
         raise FormatError(f"{k.path}: the number of shared units is not a multiple of {one}")
@@ -465,6 +494,8 @@ def mixture_of(k, family, c, sparse, stored):
         c.update(num_experts_per_tok=used, moe_intermediate_size=hidden, num_shared_experts=shared,
                  mlp_layer_types=["sparse" if x else "dense" for x in sparse],
                  router_scaling_factor=k.of("expert_weights_scale", float, 1.0) or 1.0)  # 0 disables it
+    elif delta:
+        c.update(num_experts_per_tok=used, moe_intermediate_size=hidden, shared_expert_intermediate_size=units or 1)
     else:
         c.update(num_experts_per_tok=used, moe_intermediate_size=hidden, num_shared_experts=shared, norm_topk_prob=True,
                  mlp_only_layers=[i for i, x in enumerate(sparse) if not x])
@@ -659,7 +690,9 @@ def read_gguf(path, say=lambda message: None, row=None, ids_only=False):
     fitting = [x for x in FAMILIES[architecture] if sparse and not decoder.ABOUT[x].dense]
     family, k = (fitting or FAMILIES[architecture])[0], Keys(path, architecture, values)
     config, m = read_config(k, family, stored)
-    m.norm_offset = 0  # llama.cpp's files include the 1 that Gemma adds to the weights of norms
+    m.norm_offset = 0  # llama.cpp's files include the 1 that Gemma and Qwen3.5 add to the weights of norms
+    m.log_rate = False
+    m.tiled = int(any(m.delta) and m.values != m.delta_keys)  # llama.cpp's order of value heads
     named = transformers_names(stored, m, path)
     if architecture == "llama":
         for name, t in named.items():

@@ -192,7 +192,8 @@ static cJSON *merge_rope(hub *h, conf *outer) {
 
 static int known_rope(const void *user, const char *key) {
     (void)user;
-    return is_ignored(rope, key) || text_is_listed("type rope_type rope_theta alpha", key, strlen(key));
+    return is_ignored(rope, key) ||
+           text_is_listed("type rope_type rope_theta alpha partial_rotary_factor", key, strlen(key));
 }
 
 /* Return the kind of rotary positions; NULL after an error. */
@@ -229,11 +230,11 @@ static int rotate(hub *h, conf *outer, conf *c) {
     const cJSON *outside = conf_raw(outer, "rope_theta");
     if (given == c && outside && !cJSON_Compare(outside, conf_raw(c, "rope_theta"), 1))
         conf_refuse(outer, "rope_theta", outside, ": rope_parameters has another");
-    conf_only(c, "partial_rotary_factor", "[1.0]");
+    if (d->family->delta != DECODER_QWEN) conf_only(c, "partial_rotary_factor", "[1.0]");
     const double factor = linear ? conf_real(c, "factor", NAN, 1.0, 1e6) : 1;
     if (h->m->status || !(d->frequencies = decoder_frequencies(h->m, d, theta))) return 0;
     if (llama3) slow_down(h, c);
-    for (int64_t i = 0; i < d->head / 2; i++) d->frequencies[i] /= factor;
+    for (int64_t i = 0; i < d->turned / 2; i++) d->frequencies[i] /= factor;
     return conf_end(c, known_rope, NULL);
 }
 
@@ -301,6 +302,57 @@ static int read_windows(hub *h) {
     return read_both_ropes(h);
 }
 
+/* Read the share of a head's columns that rotary positions turn. */
+static int read_turned(hub *h) {
+    decoder *d = &h->d;
+    const cJSON *inside = conf_raw(&h->config, "rope_parameters");
+    const cJSON *x = cJSON_GetObjectItemCaseSensitive(inside, "partial_rotary_factor");
+    double share = conf_real(&h->config, "partial_rotary_factor", 0.25, 0.0, 1.0);
+    if (x && !cJSON_IsNull(x)) share = cJSON_IsNumber(x) ? x->valuedouble : NAN;
+    if (h->m->status) return 0;
+    d->turned = share >= 0 && share <= 1 ? (int64_t)((double)d->head * share) : 0;
+    if (d->turned >= 2 && d->turned % 2 == 0) return 1;
+    return making_refuse(h->m, h->config.file,
+                         "rope_parameters: partial_rotary_factor: %" PRId64 " of %" PRId64
+                         " columns, not an even number",
+                         d->turned, d->head);
+}
+
+/* Read the kinds of Qwen3.5's and Lara's layers, and the sizes of Gated DeltaNet. */
+static int read_delta(hub *h) {
+    static const char *const period[] = { "linear", "sliding", "linear", "full", "sliding" };
+    decoder *d = &h->d;
+    conf *c = &h->config;
+    const int lara = d->family->delta == DECODER_LARA;
+    const int64_t every = conf_whole(c, "full_attention_interval", 4, 1, 1 << 24),
+                  window = lara ? conf_whole(c, "sliding_window", CONF_NONE, 1, 1 << 20) : 0;
+    const cJSON *kinds = conf_raw(c, "layer_types"), *x = kinds ? kinds->child : NULL;
+    if (kinds && (!cJSON_IsArray(kinds) || cJSON_GetArraySize(kinds) != d->layers))
+        return conf_refuse(c, "layer_types", kinds, "");
+    for (int64_t i = 0; i < d->layers; i++, x = x ? x->next : NULL) {
+        char kind[24];
+        snprintf(kind, sizeof kind, "%s_attention", lara ? period[i % 5] : (i + 1) % every ? "linear" : "full");
+        const char *found = !x ? kind : cJSON_IsString(x) ? x->valuestring : "";
+        d->linear[i] = strcmp(found, "linear_attention") == 0;
+        d->windows[i] = lara && strcmp(found, sliding) == 0 ? window : 0;
+        if (!d->linear[i] && !d->windows[i] && strcmp(found, full) != 0)
+            return conf_refuse(c, "layer_types", kinds, "");
+    }
+    d->values = conf_whole(c, "linear_num_value_heads", CONF_NONE, 1, 1 << 16);
+    d->value_keys = conf_whole(c, "linear_num_key_heads", CONF_NONE, 1, 1 << 16);
+    d->value = conf_whole(c, "linear_value_head_dim", CONF_NONE, 1, 1 << 16);
+    d->key = conf_whole(c, "linear_key_head_dim", CONF_NONE, 1, 1 << 16);
+    d->kernel = conf_whole(c, "linear_conv_kernel_dim", CONF_NONE, 1, 64);
+    if (h->m->status) return 0;
+    if (d->values % d->value_keys)
+        return making_refuse(h->m, c->file,
+                             "linear_num_key_heads %" PRId64 " does not divide linear_num_value_heads %" PRId64,
+                             d->value_keys, d->values);
+    d->norm_offset = d->log_rate = 1;
+    d->query_scale = 1;
+    return (lara || read_turned(h)) && read_rope(h, c);
+}
+
 static void read_sparse_hy(hub *h) {
     decoder *d = &h->d;
     const cJSON *kinds = conf_raw(&h->config, "mlp_layer_types"), *x;
@@ -326,10 +378,9 @@ static void read_sparse_hy(hub *h) {
 static void read_sparse(hub *h) {
     decoder *d = &h->d;
     if (d->family->dense) return;
-    if (strcmp(d->family->name, "hy_v3") == 0) {
-        read_sparse_hy(h);
-        return;
-    }
+    if (d->family->delta) memset(d->sparse, 1, (size_t)d->layers);
+    if (strcmp(d->family->name, "hy_v3") == 0) read_sparse_hy(h);
+    if (d->family->delta || strcmp(d->family->name, "hy_v3") == 0) return;
     const cJSON *only = conf_raw(&h->config, "mlp_only_layers"), *x;
     const int64_t step = conf_whole(&h->config, "decoder_sparse_step", 1, 1, INT32_MAX);
     if (only && !cJSON_IsArray(only)) conf_refuse(&h->config, "mlp_only_layers", only, "");
@@ -371,18 +422,18 @@ static void read_mixture(hub *h) {
         d->weights = "sigmoid";
         d->scale = conf_real(c, "router_scaling_factor", 1.0, 0.0, 1e6);
         d->shared = d->hidden * conf_whole(c, "num_shared_experts", 1, 0, 64);
-    } else if (!conf_flag(c, "norm_topk_prob", mixtral)) {
-        d->weights = "all";
+    } else {
+        if (!conf_flag(c, "norm_topk_prob", mixtral || d->family->delta)) d->weights = "all";
+        if (d->family->delta) d->shared = conf_whole(c, "shared_expert_intermediate_size", d->hidden, 1, 1 << 20);
     }
 }
 
-/* Move the members of text_config to config.json's own, except those that name the model. */
-static int use_text_config(hub *h) {
+/* Move the members of text_config to config.json's own, except those that name the model, which must be `named`. */
+static int use_text_config(hub *h, const char *named) {
     cJSON *root = h->files[CONFIG], *inner = cJSON_DetachItemFromObjectCaseSensitive(root, "text_config"), *x;
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(inner, "model_type");
     conf unique = { 0 };
-    int good =
-        cJSON_IsObject(inner) && (!type || (cJSON_IsString(type) && strcmp(type->valuestring, "gemma3_text") == 0));
+    int good = cJSON_IsObject(inner) && (!type || (cJSON_IsString(type) && strcmp(type->valuestring, named) == 0));
     if (!good) conf_refuse(&h->config, "text_config", inner, "");
     good = good && conf_begin(h->m, "config.json: text_config", inner, &unique);
     conf_free(&unique);
@@ -403,7 +454,9 @@ static int read_text_part(hub *h) {
     cJSON *root = h->files[CONFIG];
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(root, "model_type");
     const char *name = cJSON_IsString(type) ? type->valuestring : "";
-    if (strcmp(name, "gemma3") == 0 && !use_text_config(h)) return 0;
+    char text[64];
+    snprintf(text, sizeof text, "%.40s_text", name);
+    if (decoder_family_named(text) && !use_text_config(h, text)) return 0;
     for (size_t i = 0; i < ROWS(default_rows); i++) {
         const char *key = default_rows[i].key;
         const cJSON *x = cJSON_GetObjectItemCaseSensitive(root, key);
@@ -479,7 +532,8 @@ static int read_config(hub *h) {
     d->head = first_of(c, "head_dim", "attention_head_dim", d->width / d->heads, 2, 1 << 16);
     if (d->head < 2) return making_refuse(h->m, c->file, "head_dim is %" PRId64 ", which is not supported", d->head);
     if (h->m->status || !decoder_check(h->m, d)) return 0;
-    if (!(d->family->gemma ? read_windows(h) : read_rope(h, c))) return 0;
+    d->turned = d->head;
+    if (!(d->family->gemma ? read_windows(h) : d->family->delta ? read_delta(h) : read_rope(h, c))) return 0;
     d->tied = conf_flag(c, "tie_word_embeddings", d->family->tied);
     d->context = conf_whole(c, "max_position_embeddings", CONF_NONE, 4, 1 << 24);
     if (d->family->windowed) d->window = conf_whole(c, "sliding_window", d->context, 4, 1 << 24);

@@ -889,7 +889,7 @@ NORM = name_key("norm", "none before after both", "none"), *ANY_NORM
 HEADS = (count_key("heads", 1), flag_key("raw", 0), count_key("kv_heads", 1, inherits="heads"),
          count_key("head.size", 0, 0), count_key("window", 0, 0), Key("rotary", "flag", 0, 2, default=0),
          name_key("head.norm", "none before after", "none"), real_key("scale", -1e6, 1e6, 0.0),
-         count_key("reach", 0, 0), flag_key("residual", 1), *NORM)
+         count_key("reach", 0, 0), flag_key("gated", 0), flag_key("residual", 1), *NORM)
 ACTIVATIONS = "relu gelu swish gelu_tanh"
 GATES, EMPTY = "softmax topk threshold sigmoid", "top1 zero"
 DENSE = "softmax", "sigmoid"  # gates that select all experts
@@ -911,6 +911,9 @@ LAYERS = {
     "ssru": (flag_key("residual", 1), *NORM),
     "average": (count_key("hidden", 1), Key("depth", "count", 1, 4), name_key("activation", ACTIVATIONS),
                 flag_key("gated", 1), flag_key("residual", 1), *NORM),
+    "delta": (count_key("heads", 1), count_key("key_heads", 1, inherits="heads"), count_key("head.size", 1),
+              count_key("key.size", 1, inherits="head.size"), Key("kernel", "count", 1, 64, default=4),
+              flag_key("tiled", 0), flag_key("residual", 1), *NORM),
     "norm": ANY_NORM,
     "gnmt-attention": (name_key("kind", "additive product"), count_key("size", 1), count_key("layer", 0, 0),
                        name_key("query", "state output"), name_key("start", "query zero", "query")),
@@ -991,6 +994,21 @@ def describe_mixture(e):
     return x
 
 
+MAX_STATE = 1 << 28  # numbers per hypothesis in a layer
+
+
+def describe_delta(e, x):
+    """Check a Gated DeltaNet; set the columns of its convolution and values."""
+    x.values, keys = x.heads * x.head_size, x.key_heads * x.key_size
+    x.convolved = 2 * keys + x.values
+    if x.heads % x.key_heads:
+        raise FormatError(f"{e.prefix}key_heads: {x.heads} heads are not a multiple of {x.key_heads} key_heads")
+    if max(keys, x.values) > WIDEST or \
+            x.heads * round_up(x.head_size, 16) * x.key_size + x.convolved * x.kernel > MAX_STATE:
+        raise FormatError(f"{e.prefix}heads: {x.heads} is too large with keys of {x.key_size} and values of "
+                          f"{x.head_size} columns")
+
+
 def describe_layer(meta, side, index):
     """Return a layer of an encoder, decoder or network as a namespace."""
     e, architecture = Entries(meta, f"{side}.{index}."), meta["general.architecture"]
@@ -1000,7 +1018,7 @@ def describe_layer(meta, side, index):
         raise FormatError(f"{e.prefix}bidirectional: not supported in a decoder, which cannot read later tokens")
     if x.kind == "lstm" and x.context != "none" and (side != "decoder" or architecture in ("moe-lm", "decoder")):
         raise FormatError(f"{e.prefix}context: {x.context!r} requires an encoder")
-    if x.kind in ("ssru", "average") and side != "decoder":
+    if x.kind in ("ssru", "average", "delta") and side != "decoder":
         raise FormatError(f"{e.prefix}kind: {x.kind!r} is not supported in an encoder")
     if x.kind == "cross" and (side != "decoder" or architecture in ("moe-lm", "decoder")):
         raise FormatError(f"{e.prefix}kind: 'cross' requires an encoder")
@@ -1016,6 +1034,10 @@ def describe_layer(meta, side, index):
         if x.rotary and architecture != "decoder":
             raise FormatError(f"{e.prefix}rotary: only supported in architecture 'decoder'")
         x.head_size = x.head_size or meta["model.width"] // x.heads
+        if x.gated and (x.kind == "cross" or x.raw):
+            raise FormatError(f"{e.prefix}gated: only supported in plain self-attention")
+    if x.kind == "delta":
+        describe_delta(e, x)
     if getattr(x, "raw", 0) and (x.kind == "cross" or x.norm != "before"):
         raise FormatError(f"{e.prefix}raw: only supported in self-attention with norm 'before'")
     if x.kind == "norm":
@@ -1184,8 +1206,11 @@ def describe_decoder(meta):
         raise FormatError(f"token.ends: {len(m.ends) - 1} tokens; the limit is {MAX_ENDS - 1}")
     m.rotary = {(ROTARIES[x.rotary - 1], x.head_size) for x in m.decoder if x.kind == "attention" and x.rotary}
     sizes = {size for _, size in m.rotary}
-    if len(sizes) > 1 or any(size % 2 for size in sizes):
-        raise FormatError(f"head.size: {sorted(sizes)}, expected a single even number with rotary positions")
+    turned = e.within("rotary.size", 2, WIDEST, min(sizes)) if sizes else 0
+    if turned % 2 or any(size < turned or size != turned and "rotary.size" not in meta for size in sizes):
+        raise FormatError(f"head.size: {sorted(sizes)}, expected a single even number with rotary positions, or at "
+                          "least rotary.size")
+    m.rotary = {(name, turned) for name, _ in m.rotary}
     m.places = e.within("rotary.positions", 2, 1 << 24) if m.rotary else 0
     if m.rotary and m.limit_source + m.limit_target > m.places:
         raise FormatError(f"limit.source and limit.target add up to more than {m.places} positions")
@@ -1226,7 +1251,9 @@ def products(x, width, memory):
         out = (".out", width, queries)
         if x.kind == "cross" or x.raw:
             return [(".q", queries, width), (".kv", keys, memory), out]
-        return [(".qkv", queries + keys, width), out]
+        return [(".qkv", queries * (1 + x.gated) + keys, width), out]
+    if x.kind == "delta":
+        return [(".in", x.convolved + x.values + 2 * x.heads, width), (".out", width, x.values)]
     if x.kind == "ffn":
         return [(".up", x.hidden, width), (".down", width, x.hidden)] + [(".gate", x.hidden, width)] * x.gated
     if x.kind == "average":
@@ -1277,6 +1304,8 @@ def shapes(m, present=()):
             if x.shared:
                 add(name + part + ".weight", n, k)
                 add_if_present(name + part + ".bias", n)
+        if x.shared:
+            add_if_present(name + ".shared.scale.weight", 1, width, f32=True)
         if x.expert != "linear":
             add(name + ".experts", x.experts, x.hidden, width, layout=GATED if x.expert == "gated" else EXPERTS)
             add_if_present(name + ".experts.load", x.experts)
@@ -1308,6 +1337,10 @@ def shapes(m, present=()):
         for part, rows, cols in products(x, width, m.width):
             add(name + part + ".weight", rows, cols)
             (add if always else add_if_present)(name + part + ".bias", rows)
+        if x.kind == "delta":
+            for part, n in ("conv", x.kernel * x.convolved), ("rate", x.heads), ("shift", x.heads), \
+                    ("head_norm.weight", x.head_size):
+                add(f"{name}.{part}", n)
         if x.kind != "moe":
             return width
         after = add_moe(name, x, width)

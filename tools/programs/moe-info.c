@@ -226,11 +226,18 @@ static void describe_layer(const moe_model *m, size_t at, text_bytes *out) {
     else if (strcmp(layer.kind, "average") == 0)
         text_printf(out, "average attention, depth %lld, %lld hidden units, %s%s", number(m, at, "depth"),
                     number(m, at, "hidden"), word(m, at, "activation"), number(m, at, "gated") ? ", gated" : "");
+    else if (strcmp(layer.kind, "delta") == 0)
+        text_printf(out,
+                    "Gated DeltaNet, %lld heads of %lld columns, %lld key heads of %lld, convolution of %lld tokens",
+                    number(m, at, "heads"), number(m, at, "head.size"), number(m, at, "key_heads"),
+                    number(m, at, "key.size"), number(m, at, "kernel"));
     else if (strcmp(layer.kind, "norm") == 0) text_printf(out, "%s norm", word(m, at, "norm.kind"));
     else
         text_printf(out, "%s, %lld heads%s", strcmp(layer.kind, "cross") == 0 ? "attention to the source" : "attention",
                     number(m, at, "heads"), number(m, at, "raw") ? ", keys and values without norm" : "");
-    if (number(m, at, "kv_heads") != number(m, at, "heads"))
+    const int attends = strcmp(layer.kind, "attention") == 0;
+    if (attends && number(m, at, "gated")) text_append_string(out, " with gates");
+    if (strcmp(layer.kind, "delta") != 0 && number(m, at, "kv_heads") != number(m, at, "heads"))
         text_printf(out, " (%lld for keys)", number(m, at, "kv_heads"));
     if (number(m, at, "window")) text_printf(out, ", window of %lld tokens", number(m, at, "window"));
     if (number(m, at, "reach")) text_printf(out, ", relative positions up to %lld", number(m, at, "reach"));
