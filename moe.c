@@ -11608,6 +11608,13 @@ static void moe_pages_layout(moe_session *s, moe_layout *at) {
     }
 }
 
+static void moe_states_layout(moe_session *s, moe_layout *at) {
+    moe_beam *b = &s->frames[MOE_DECODER].beam;
+    if (!moe_model_carries(s->model, MOE_BY_STATE, 1)) return;
+    b->states = moe_carve(at, s->rows, sizeof *b->states);
+    b->origins = moe_carve(at, s->rows, sizeof *b->origins);
+}
+
 /* Carve the arguments and results of the graphs' runs, apart from nodes, and memory for a sentence's result. */
 static void moe_frame_layout(moe_session *s, moe_layout *at) {
     const size_t max_source = (size_t)s->params.max_source, max_target = s->search.max_target;
@@ -11636,10 +11643,6 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
     d->ids = moe_carve(at, rows, sizeof *d->ids);
     b->parents = moe_carve(at, rows, sizeof *b->parents);
     if (s->token_rows) b->chain = moe_carve(at, rows * max_target, sizeof *b->chain);
-    if (moe_model_carries(s->model, MOE_BY_STATE, 1)) {
-        b->states = moe_carve(at, rows, sizeof *b->states);
-        b->origins = moe_carve(at, rows, sizeof *b->origins);
-    }
     if (s->params.min_target) b->hold = moe_carve(at, rows, sizeof *b->hold);
     if (s->search.max_constraints) {
         b->n_starts = s->search.max_constraints;
@@ -11668,6 +11671,7 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
         s->next_of = moe_carve(at, beam, sizeof *s->next_of);
     }
     s->results = moe_carve(at, moe_most_words(&s->search), sizeof *s->results);
+    moe_states_layout(s, at);
     moe_pages_layout(s, at);
 }
 
