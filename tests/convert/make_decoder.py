@@ -319,6 +319,20 @@ def make(folder, family, seed=5, second=False, shards=1, **changes):
     return config, {name: x.astype(np.float64) for name, x in arrays.items()}
 
 
+def make_multimodal(folder, family, seed=5):
+    """Write a checkpoint of Qwen3.5 as published: text_config, other prefixes, tensors for pictures and of a predictor."""
+    config = {**CONFIGS[family], "vocab_size": 448}
+    outer = {"model_type": family.removesuffix("_text"), "vision_config": {"depth": 1}, "image_token_id": 90,
+             "architectures": [config["architectures"][0].replace("CausalLM", "ConditionalGeneration")],
+             "text_config": {key: x for key, x in config.items() if key != "architectures"}}
+    arrays = {name.replace("model.", "model.language_model.", 1): x
+              for name, x in fused(config, arrays_of(config, seed)).items()}
+    for name in "model.visual.patch_embed.proj.weight", "mtp.fc.weight", "mtp.layers.0.mlp.gate.weight":
+        arrays[name] = np.zeros((3, 4), np.float32)
+    write(folder, outer, arrays, {**GENERATION, "eos_token_id": 2})
+    return config
+
+
 def prompt(i):
     """Return the i-th random prompt: 1 to 40 tokens, which may include end tokens."""
     rng = np.random.default_rng(1000 + i)

@@ -16,7 +16,7 @@ ARCHITECTURES = {"hy_v3": "hy_v3", "hunyuan_v1_dense": "hunyuan-dense", "hunyuan
                  "mixtral": "llama", "gemma3_text": "gemma3", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe"}
 TOKENISERS = {"hy_v3": "A", "hunyuan_v1_dense": "A", "hunyuan_v1_moe": "A", "qwen3_moe": "C", "qwen3": "C",
               "qwen2": "C", "llama": "smollm", "mistral": "llama2", "mixtral": "llama2",
-              "gemma3_text": "gemma", "qwen3_5_text": "C", "qwen3_5_moe_text": "C"}
+              "gemma3_text": "gemma", "qwen3_5_text": "C", "qwen3_5_moe_text": "C", "lara_mini": "C"}
 PRE = {"A": "hunyuan-dense", "C": "qwen2", "smollm": "smollm"}
 MIXED_NAMES = (("post_attention_layernorm", "post_attention_norm"), ("linear_attn.in_proj_qkv", "attn_qkv"),
                ("linear_attn.in_proj_z", "attn_gate"), ("linear_attn.in_proj_b", "ssm_beta"),

@@ -179,6 +179,24 @@ def vision_tensors_are_skipped():
             assert complaint and ("text_config" if key == "model_type" else key) in complaint, (key, complaint)
 
 
+@numpy_test
+def published_qwen_3_5_gives_the_text_models_file():
+    """Qwen3_5ForConditionalGeneration: vision tensors and those that predict further tokens are skipped."""
+    for family in make.QWEN_3_5:
+        with tempfile.TemporaryDirectory() as at:
+            os.mkdir(at + "/text"), os.mkdir(at + "/whole")
+            make.make(at + "/text", family, vocab_size=448)
+            make.make_multimodal(at + "/whole", family)
+            assert convert(at + "/text", at + "/text.bin") is None
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                assert convert_quietly("--from", "hf", at + "/whole", "-o", at + "/w.bin", "--type", "f32") is None
+            for note in "skipping 1 vision tensors", "skipping 2 tensors that predict further tokens":
+                assert note in said.getvalue(), said.getvalue()
+            (meta, tensors), (other, same) = moefile.read(at + "/w.bin"), moefile.read(at + "/text.bin")
+            assert {**meta, "general.name": ""} == {**other, "general.name": ""}
+            assert {name: t.data for name, t in tensors.items()} == {name: t.data for name, t in same.items()}
+
+
 WIDE = {"hidden_size": 640, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 512,
         "intermediate_size": 2048, "query_pre_attn_scalar": 256, "rope_local_base_freq": 1e4, "sliding_window": 16,
         "num_hidden_layers": 6, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]}

@@ -118,6 +118,10 @@ def folders_have_the_same_bytes():
             make.write_tokeniser(at, make_gguf.TOKENISERS[family])
             for formats in ("f32", "-"), ("q8", "q4m"), ("bf16", "f16"), ("q4", "-"), ("q4m", "q8b"):
                 assert_same(at, *formats)
+    for family in make.QWEN_3_5:
+        with tempfile.TemporaryDirectory() as at:
+            make.make_multimodal(at, family)
+            assert_same(at)
     with tempfile.TemporaryDirectory() as at:
         make.make(at, "llama", rope_parameters=make.LLAMA_3, max_position_embeddings=40000)
         assert_same(at, "f32")
