@@ -55,7 +55,8 @@ def draw(logits, bits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
 
 def usual_name(name):
     """Return a tensor's name in Qwen's spelling if it has Mixtral's or Hunyuan's."""
-    for theirs, usual in (("linear_attn.out_norm", "linear_attn.norm"), ("block_sparse_moe", "mlp"), (".gate.wg.", ".gate."), (".w1.", ".gate_proj."),
+    for theirs, usual in (("linear_attn.out_norm", "linear_attn.norm"), ("block_sparse_moe", "mlp"),
+                          (".gate.wg.", ".gate."), (".w1.", ".gate_proj."),
                           (".w2.", ".down_proj."), (".w3.", ".up_proj.")):
         name = name.replace(theirs, usual)
     return name

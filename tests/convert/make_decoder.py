@@ -59,15 +59,15 @@ CONFIGS["qwen3_5_text"] = {
     **COMMON, **DELTA, "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True, "eos_token_id": 2, "head_dim": 16, "attn_output_gate": True,
     "layer_types": [LINEAR, LINEAR, FULL], "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_interleaved": True,
-                        "mrope_section": [2, 1, 1]}}
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+                        "mrope_interleaved": True, "mrope_section": [2, 1, 1]}}
 CONFIGS["qwen3_5_moe_text"] = {
     **{key: x for key, x in CONFIGS["qwen3_5_text"].items() if key != "intermediate_size"}, **SPARSE,
     "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "tie_word_embeddings": False,
     "shared_expert_intermediate_size": 24}
 CONFIGS["lara_mini"] = {
-    **COMMON, **SPARSE, **DELTA, "architectures": ["LaraMiniForCausalLM"], "model_type": "lara_mini", "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True, "norm_topk_prob": True, "eos_token_id": 2, "sliding_window": 5, "num_hidden_layers": 4,
+    **COMMON, **SPARSE, **DELTA, "architectures": ["LaraMiniForCausalLM"], "model_type": "lara_mini",
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "norm_topk_prob": True, "eos_token_id": 2, "sliding_window": 5, "num_hidden_layers": 4,
     "layer_types": [LINEAR, SLIDING, FULL, LINEAR], "shared_expert_intermediate_size": 24,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
 del CONFIGS["lara_mini"]["intermediate_size"]
@@ -320,7 +320,7 @@ def make(folder, family, seed=5, second=False, shards=1, **changes):
 
 
 def make_multimodal(folder, family, seed=5):
-    """Write a checkpoint of Qwen3.5 as published: text_config, other prefixes, tensors for pictures and of a predictor."""
+    """Write a checkpoint of Qwen3.5 as published: text_config, other prefixes, vision tensors, a predictor."""
     config = {**CONFIGS[family], "vocab_size": 448}
     outer = {"model_type": family.removesuffix("_text"), "vision_config": {"depth": 1}, "image_token_id": 90,
              "architectures": [config["architectures"][0].replace("CausalLM", "ConditionalGeneration")],

@@ -61,7 +61,8 @@ def keys_of(c):
             keys.update({"rope.scaling.type": "linear", "rope.scaling.factor": float(c["rope_scaling"]["factor"])})
     if c["model_type"] in QWEN_3_5:
         turned = int(head * c["rope_parameters"]["partial_rotary_factor"])
-        keys.update({"rope.dimension_count": turned, "rope.dimension_sections": c["rope_parameters"]["mrope_section"] + [0],
+        keys.update({"rope.dimension_count": turned,
+                     "rope.dimension_sections": c["rope_parameters"]["mrope_section"] + [0],
                      "ssm.conv_kernel": c["linear_conv_kernel_dim"], "ssm.state_size": c["linear_key_head_dim"],
                      "ssm.group_count": c["linear_num_key_heads"], "ssm.time_step_rank": c["linear_num_value_heads"],
                      "ssm.inner_size": c["linear_num_value_heads"] * c["linear_value_head_dim"],

@@ -234,8 +234,8 @@ def wrong_formulas_are_detected():
              "qwen2": ("neighbours", "spread", "exchanged", "unbiased"),
              "gemma3_text": ("side", "neighbours", "spread", "exchanged", "plus 1", "window", "local", "linear", "swish",
                              "query scale", "unscaled"),
-             "qwen3_5_text": ("side", "neighbours", "spread", "exchanged", "plus 1", "ungated", "gate first", "all turned",
-                              "shift", "reversed", "tiled", "long q", "no delta", "linear gate"),
+             "qwen3_5_text": ("side", "neighbours", "spread", "exchanged", "plus 1", "ungated", "gate first",
+                              "all turned", "shift", "reversed", "tiled", "long q", "no delta", "linear gate"),
              "qwen3_5_moe_text": ("norm", "shared", "whole shared", "tiled", "no delta"),
              "lara_mini": ("side", "neighbours", "spread", "exchanged", "norm", "shared", "window", "turned", "shift",
                            "reversed", "tiled", "long q", "no delta", "linear gate"),
@@ -599,7 +599,8 @@ def shared_prefixes_do_not_change_results():
                     assert got.stdout == wanted, (family, bits, beam, how, more)
                     saved = 1 - rows_run(got.stderr) / sum(len(x) + 8 for x in sources)
                     shares = family not in make.DELTA_FAMILIES  # their prompts need the states of all tokens
-                    assert not shares or beam != "1" or more == ("--batch", "1") or 0.1 < saved < 0.8, (family, bits, more, saved)
+                    assert not shares or beam != "1" or more == ("--batch", "1") or 0.1 < saved < 0.8, (family, bits, more,
+                                                                                                        saved)
 
 
 @numpy_test

@@ -70,11 +70,33 @@ def assert_same(found, wanted, leave=()):
         assert found[1][name] == t, name
 
 
+def read_ids(model):
+    """Translate prompts; return their ids and scores."""
+    lines = [" ".join(map(str, make.prompt(i))) for i in range(12)]
+    found = run([TRANSLATE, "-m", model, "--ids", "--json", "--beam", "4", "--kv-bits", "32",
+                 "--max-len-offset", "8"], lines)
+    return [(x["ids"], x["score"]) for x in map(json.loads, found.lines)]
+
+
 @contextlib.contextmanager
 def folder():
     with tempfile.TemporaryDirectory() as at:
         os.mkdir(at + "/hf")
         yield at
+
+
+@gguf_test
+def value_heads_in_llama_cpps_order_give_the_same_ids():
+    for family in make.QWEN_3_5:
+        with folder() as at:
+            config, arrays = made(at + "/hf", family, linear_num_key_heads=2)
+            make_gguf.write(at + "/x.gguf", config, arrays)
+            for source in "hf", "x.gguf":
+                kind = "hf" if source == "hf" else "gguf"
+                assert convert("--from", kind, f"{at}/{source}", "-o", f"{at}/{kind}.bin", "--type", "f32")[0] is None
+            assert moefile.read(at + "/gguf.bin")[0]["decoder.0.tiled"] == 1
+            for (a, x), (b, y) in zip(read_ids(at + "/hf.bin"), read_ids(at + "/gguf.bin"), strict=True):
+                assert a == b and abs(x - y) < 1e-4, (family, a, b, x, y)
 
 
 @gguf_test

@@ -153,7 +153,8 @@ def programs_advise_conversions_that_are_supported():
                                 ("phi3", False), ("t5", False)]:
             write(at + "/config.json", f'{{"a": [{{"model_type": "x"}}], "model_type": "{family}"}}'.encode())
             if family in decoder.FAMILIES:  # converted by the programs themselves
-                wanted = "text_config is null" if family == "gemma3" else "hidden_size is missing"
+                outer = f"{family}_text" in decoder.FAMILIES
+                wanted = "text_config is null" if outer else "hidden_size is missing"
                 assert f"config.json: {wanted}" in said(at), said(at)
                 continue
             assert ("convert it first" in said(at)) == advised and (advised or f" {family}: " in said(at)), said(at)

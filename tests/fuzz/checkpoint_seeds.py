@@ -34,6 +34,8 @@ def small(at, family, **changes):
         changes = {**changes, "moe_intermediate_size": [4, 4], "moe_topk": [2, 2], "num_shared_expert": 1}
     elif family not in make.SPARSE_FAMILIES:
         changes = {key: x for key, x in changes.items() if "expert" not in key}
+    if family in make.DELTA_FAMILIES:
+        changes["layer_types"] = [make.LINEAR, make.FULL]
     return make.make(at, family, **changes)
 
 

@@ -150,7 +150,8 @@ def read_delta(c, m):
     m.rotary = [(0, 1)[not lara or window > 0] for window in m.windows]
     size = lambda key, most: c.get("linear_" + key, int, least=1, most=most)
     m.values, m.delta_keys = size("num_value_heads", 1 << 16), size("num_key_heads", 1 << 16)
-    m.value, m.key, m.kernel = size("value_head_dim", 1 << 16), size("key_head_dim", 1 << 16), size("conv_kernel_dim", 64)
+    m.value, m.key, m.kernel = size("value_head_dim", 1 << 16), size("key_head_dim", 1 << 16), \
+        size("conv_kernel_dim", 64)
     if m.values % m.delta_keys:
         raise FormatError(f"{c.path}: linear_num_key_heads {m.delta_keys} does not divide linear_num_value_heads "
                           f"{m.values}")
@@ -398,7 +399,7 @@ def put_layer_tensors(b, m, name, kind, source):
         return t if half < 0 else Halves(t, m.head, half)
     at = source
     for _, part, sources, rows, columns, when in (row for row in ROWS["TENSOR"] if row[0] == kind and wanted[row[5]]):
-        more = {"one": (), "kernel": (1, getattr(m, "kernel", 1))}.get(columns) or (sizes.get(columns),) * (columns != "one")
+        more = () if columns == "one" else (1, m.kernel) if columns == "kernel" else (sizes[columns],)
         b.put(f"{name}.{part}", *(take(x, n, more) for x, n in zip(sources.split(), rows.split())))
         if part.endswith("norm.weight") and part != "head_norm.weight":
             change_norm(b, m, f"{name}.{part}", m.query_scale if part == "q_norm.weight" else 1.0)
@@ -489,7 +490,8 @@ def put_embeddings(b, m, say):
     hf.put_tied(b, m, "embedding.weight", names, m.vocabulary, say)
     if not m.tied:
         b.put("output.weight", b.take("lm_head.weight", m.vocabulary, m.width))
-    for table, name, frequencies in (1, "rotary.weight", m.frequencies), (2, "rotary.local.weight", m.local_frequencies):
+    tables = ("rotary.weight", m.frequencies), ("rotary.local.weight", m.local_frequencies)
+    for table, (name, frequencies) in enumerate(tables, 1):
         if any(x == table and not delta for x, delta in zip(m.rotary, m.delta)):
             b.tensors[name] = hf.Rows((m.places, m.turned), [
                 lambda rows, f=frequencies: (rotary_table(f, at, min(rows, m.places - at))
