@@ -35,7 +35,7 @@ int making_failed(making *m, moe_status status) {
 static int fail(making *m, moe_status status, const char *file, const char *format, va_list arguments) {
     char message[256];
     vsnprintf(message, sizeof message, format, arguments);
-    if (m->status == MOE_OK) text_fail(m->error, status, file, "%.80s: %.170s", file, message);
+    if (m->status == MOE_OK) text_fail(m->error, status, file, "%.80s: %.240s", file, message);
     return making_failed(m, status);
 }
 
