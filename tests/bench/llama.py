@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Compare moe and llama.cpp on models with the shapes of Hy-MT2.
+"""Compare moe and llama.cpp on models with the shapes of Hy-MT2, Marco-Mini and
+Qwen3-4B.
 
     .venv/bin/pip install gguf==0.19.0 llama-cpp-python==0.3.36
-    tests/python tests/bench/llama.py make FOLDER
+    tests/python tests/bench/llama.py make FOLDER      # --shapes 30b 1.8b marco-mini
     tests/python tests/bench/llama.py run FOLDER >> results
     tests/python tests/bench/llama.py experts FOLDER >> results
     tests/python tests/bench/llama.py table results
 
-30B-A3B is measured with 4 and 8 of its 48 layers and scaled, 1.8B with all
-layers. If the time of four layers would be lost in noise, --layers 16 before
+30B-A3B is measured with 4 and 8 of its 48 layers and scaled, Marco-Mini with 4
+and 8 of 28, the others with all layers. If the time of four layers would be lost in noise, --layers 16 before
 the command measures 16 layers without scaling. pip builds llama.cpp from the
 package's source; making the files takes an hour and 28 GB of disk.
 
@@ -50,14 +51,22 @@ SHAPES = {
             "intermediate_size": 6912, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
             "num_shared_experts": 1, "router_scaling_factor": 2.826, "rope_theta": 11158840.0},
     "1.8b": {**COMMON, "model_type": "hunyuan_v1_dense", "num_hidden_layers": 32, "num_attention_heads": 16,
-             "intermediate_size": 6144, "rope_theta": 1e4, "rope_scaling": {"alpha": 1000.0}}}
-MEASURED = {"30b": (4, 8), "1.8b": (32,)}  # layers of the measured files
+             "intermediate_size": 6144, "rope_theta": 1e4, "rope_scaling": {"alpha": 1000.0}},
+    "marco-mini": {**COMMON, "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 1024,
+                   "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+                   "intermediate_size": 3072, "num_experts": 256, "num_experts_per_tok": 8,
+                   "moe_intermediate_size": 768, "norm_topk_prob": True, "rope_theta": 1e6},
+    "qwen3-4b": {**COMMON, "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 2560, "num_hidden_layers": 36,
+                 "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 9728, "rope_theta": 1e6}}
+MEASURED = {"30b": (4, 8), "1.8b": (32,), "marco-mini": (4, 8), "qwen3-4b": (36,)}  # layers of the measured files
 PEER_PROGRAM = os.path.join(HERE, "peer_llama.py")
 # Variants: name -> suffix of the file and, for moe, options of convert.py.
 MOE = {"30b": {"moe, experts Q4, the rest Q8": (".bin", ()), "moe, all Q4": ("-q4.bin", ("--type", "q4"))},
-       "1.8b": {"moe, Q8": (".bin", ()), "moe, Q4": ("-q4.bin", ("--type", "q4"))}}
+       "1.8b": {"moe, Q8": (".bin", ()), "moe, Q4": ("-q4.bin", ("--type", "q4"))},
+       "marco-mini": {"moe, all Q4": ("-q4.bin", ("--type", "q4"))}, "qwen3-4b": {"moe, Q4": ("-q4.bin", ("--type", "q4"))}}
 PEER = {"30b": {"Q4_0": "-q4_0.gguf", "Q4_K_M": "-q4_k_m.gguf"},
-        "1.8b": {"Q8_0": ".gguf", "Q4_0": "-q4_0.gguf", "Q4_K_M": "-q4_k_m.gguf"}}
+        "1.8b": {"Q8_0": ".gguf", "Q4_0": "-q4_0.gguf", "Q4_K_M": "-q4_k_m.gguf"},
+        "marco-mini": {"Q4_0": "-q4_0.gguf"}, "qwen3-4b": {"Q4_0": "-q4_0.gguf"}}
 BYTES = {"q8": 1, "q4": 0.53125}  # bytes per weight
 
 
@@ -66,6 +75,11 @@ def path_of(o, shape, layers, ending):
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
+
+def mixtures(c, layers):
+    """Return how many of the layers are mixtures."""
+    return 0 if "num_experts" not in c else layers - (c["model_type"] == "hy_v3")
+
 
 def tensors(c, layers):
     """Yield (name, shape, kind) of each tensor. "weight" and "wide" are Q8_0; "one", "gate" and "bias" are F32."""
@@ -77,7 +91,7 @@ def tensors(c, layers):
             yield f"{at}ffn_{part}{end}.weight", (*count, rows, cols), "weight"
     yield "token_embd.weight", (c["vocab_size"], d), "wide"
     yield "output_norm.weight", (d,), "one"
-    if experts:
+    if c["model_type"] == "hy_v3":  # the others are tied
         yield "output.weight", (c["vocab_size"], d), "weight"
     for i in range(layers):
         at = f"blk.{i}."
@@ -85,13 +99,14 @@ def tensors(c, layers):
             yield f"{at}{name}.weight", (size,), "one"
         for name, rows, cols in ("q", queries, d), ("k", keys, d), ("v", keys, d), ("output", d, queries):
             yield f"{at}attn_{name}.weight", (rows, cols), "weight"
-        if not experts or i == 0:
+        if i < layers - mixtures(c, layers):
             yield from units(at, "", c["intermediate_size"])
             continue
         yield at + "ffn_gate_inp.weight", (experts, d), "gate"
-        yield at + "exp_probs_b", (experts,), "bias"  # named as in llama.cpp 0c1e570
         yield from units(at, "_exps", c["moe_intermediate_size"], (experts,))
-        yield from units(at, "_shexp", c["moe_intermediate_size"] * c["num_shared_experts"])
+        if c["model_type"] == "hy_v3":
+            yield at + "exp_probs_b", (experts,), "bias"  # named as in llama.cpp 0c1e570
+            yield from units(at, "_shexp", c["moe_intermediate_size"] * c["num_shared_experts"])
 
 
 def writer_of(path, c, layers):
@@ -264,11 +279,11 @@ def experts(o):
 def step_bytes(c, kind, expert_kind, read):
     """Return the bytes of weights that a step reads, given the number of experts that it reads per layer."""
     d, h, layers, count = c["hidden_size"], c["head_dim"], c["num_hidden_layers"], c.get("num_experts", 0)
-    mixtures, unit = (layers - 1 if count else 0), 3 * d * c.get("moe_intermediate_size", 0)
+    sparse, unit = mixtures(c, layers), 3 * d * c.get("moe_intermediate_size", 0)
     attention = 2 * d * h * (c["num_attention_heads"] + c["num_key_value_heads"])
-    rest = layers * attention + (layers - mixtures) * 3 * d * c["intermediate_size"] + d * c["vocab_size"]
-    rest += mixtures * unit * c.get("num_shared_experts", 0)
-    return rest * BYTES[kind] + mixtures * (count * d * 4 + read * unit * BYTES[expert_kind])
+    rest = layers * attention + (layers - sparse) * 3 * d * c["intermediate_size"] + d * c["vocab_size"]
+    rest += sparse * unit * c.get("num_shared_experts", 0)
+    return rest * BYTES[kind] + sparse * (count * d * 4 + read * unit * BYTES[expert_kind])
 
 
 def scaled(by_layers, layers):
