@@ -3,15 +3,16 @@
 Qwen3-4B.
 
     .venv/bin/pip install gguf==0.19.0 llama-cpp-python==0.3.36
-    tests/python tests/bench/llama.py make FOLDER      # --shapes 30b 1.8b marco-mini
+    tests/python tests/bench/llama.py make FOLDER  # --shapes NAME...
     tests/python tests/bench/llama.py run FOLDER >> results
     tests/python tests/bench/llama.py experts FOLDER >> results
     tests/python tests/bench/llama.py table results
 
 30B-A3B is measured with 4 and 8 of its 48 layers and scaled, Marco-Mini with 4
-and 8 of 28, the others with all layers. If the time of four layers would be lost in noise, --layers 16 before
-the command measures 16 layers without scaling. pip builds llama.cpp from the
-package's source; making the files takes an hour and 28 GB of disk.
+and 8 of 28, the others with all layers. If the time of four layers of 30B-A3B
+would be lost in noise, --layers 16 before the command measures 16 layers
+without scaling. pip builds llama.cpp from the package's source; making all
+files takes an hour and 45 GB of disk.
 
 `make` writes a GGUF file with random weights in Q8_0. Its embedding is wide, so
 that tokens select different experts in all layers; otherwise few experts would

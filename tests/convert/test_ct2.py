@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Test models in CTranslate2's layout and packages of Argos Translate, which make_ct2.py writes: converted models must
-score and search like NumPy in float64, and damaged ones must be rejected.
+"""Test models in CTranslate2's layout and packages of Argos Translate, which
+make_ct2.py writes: converted models must score and search like NumPy in
+float64, and damaged ones must be rejected.
 
 Usage: tests/python tests/convert/test_ct2.py [--only NAME] [--cases N]
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Compare models that CTranslate2's own converters made from random checkpoints with CTranslate2 in float32: the same
-tokens for 40 sources, greedy and with beam 4.
+"""Compare models that CTranslate2's own converters made from random checkpoints
+with CTranslate2 in float32: the same tokens for 40 sources, greedy and with
+beam 4.
 
 Usage: tests/python tests/convert/test_ct2_peer.py [--only NAME]
 
-Needs ctranslate2 4.8.5, transformers 4.57.6, PyTorch, protobuf (`make test-long`). int8: scores within 0.05 of those of
-CTranslate2, which quantises inputs too. T5 and Switch in Hugging Face's layout are compared with transformers in
-float64.
+Needs ctranslate2 4.8.5, transformers 4.57.6, PyTorch and protobuf (make
+test-long). int8: scores within 0.05 of those of CTranslate2, which quantises
+inputs too. T5 and Switch in Hugging Face's layout are compared with
+transformers in float64.
 """
 import argparse
 import contextlib

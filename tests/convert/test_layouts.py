@@ -150,7 +150,7 @@ def programs_advise_conversions_that_are_supported():
     with tempfile.TemporaryDirectory() as at:
         write(at + "/model.safetensors")
         for family, advised in [*dict.fromkeys([*hf.FAMILIES, *decoder.FAMILIES], True).items(), ("gemma2", False),
-                                ("phi3", False), ("t5", False)]:
+                                ("phi3", False), ("bart", False)]:
             write(at + "/config.json", f'{{"a": [{{"model_type": "x"}}], "model_type": "{family}"}}'.encode())
             if family in decoder.FAMILIES:  # converted by the programs themselves
                 outer = f"{family}_text" in decoder.FAMILIES

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Test T5, MADLAD-400 and Switch in Hugging Face's layout, with random weights: the tensors of CTranslate2's form of
-the same model (test_ct2.py compares it with NumPy), and scores and searches of NumPy for Switch. test_ct2_peer.py compares
-them with transformers.
+"""Test T5, MADLAD-400 and Switch in Hugging Face's layout, with random weights:
+the tensors of CTranslate2's form of the same model, which test_ct2.py compares
+with NumPy, and scores and searches of NumPy for Switch. test_ct2_peer.py
+compares them with transformers.
 
 Usage: tests/python tests/convert/test_t5.py [--only NAME]
 """

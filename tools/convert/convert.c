@@ -105,9 +105,10 @@ static const char *gguf_in(making *m, const char *folder) {
 /* ---- Identity of a source ---- */
 
 /* Files of a folder that a conversion may read. */
-static const char *const patterns[] = { "*.json",   "*.jinja",  "*.safetensors", "*.tiktoken", "*.model",  "*.gguf",
-                                        "*.bin",    "*.bin.gz", "*.npz*",        "*.spm",      "*.spm.gz", "*.yml",
-                                        "*.yml.gz", "*.yaml",   "lex.*",         "LICENSE*",   "LICENCE*", "*.txt" };
+static const char *const patterns[] = { "*.json",   "*.jinja",  "*.safetensors",  "*.tiktoken", "*.model",
+                                        "*.gguf",   "*.bin",    "*.bin.gz",       "*.npz*",     "*.spm",
+                                        "*.spm.gz", "*.yml",    "*.yml.gz",       "*.yaml",     "lex.*",
+                                        "LICENSE*", "LICENCE*", "*vocabulary.txt" };
 
 static int is_source(const char *name) {
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)

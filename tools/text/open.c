@@ -236,14 +236,15 @@ enum { FOREIGN = sizeof foreign / sizeof *foreign, GGUF = FOREIGN - 1, BEGIN = 1
 static const struct {
     const char *layout, *key, *values;
     int required;
-} supported[] = { { "hf", "model_type",
-                    "m2m_100 nllb-moe nllb_moe marian hy_v3 hunyuan_v1_dense hunyuan_v1_moe qwen3_moe qwen3 "
-                    "qwen2 llama mistral mixtral",
-                    1 },
-                  { "gguf", "general.architecture", "hy_v3 hunyuan-dense hunyuan-moe qwen3moe qwen3 qwen2 llama", 1 },
-                  { "gguf", "tokenizer.ggml.model", "gpt2 llama", 0 },
-                  { "gguf", "tokenizer.ggml.pre",
-                    "hunyuan-dense hunyuan qwen2 smollm gpt-2 default llama-bpe llama3 llama-v3", 0 } };
+} supported[] = {
+    { "hf", "model_type",
+      "m2m_100 nllb-moe nllb_moe marian t5 mt5 umt5 switch_transformers hy_v3 hunyuan_v1_dense hunyuan_v1_moe "
+      "qwen3_moe qwen3 qwen2 llama mistral mixtral",
+      1 },
+    { "gguf", "general.architecture", "hy_v3 hunyuan-dense hunyuan-moe qwen3moe qwen3 qwen2 llama", 1 },
+    { "gguf", "tokenizer.ggml.model", "gpt2 llama", 0 },
+    { "gguf", "tokenizer.ggml.pre", "hunyuan-dense hunyuan qwen2 smollm gpt-2 default llama-bpe llama3 llama-v3", 0 }
+};
 enum { SUPPORTED = sizeof supported / sizeof *supported };
 
 static size_t foreign_of(const char *name) {
