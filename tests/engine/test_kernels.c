@@ -719,12 +719,12 @@ TEST(delta_is_the_same_on_every_isa) {
             for (int kind = 0; kind < KINDS; kind++) {
                 const size_t n = width_at(w), states = (n + 15) / 16 * 16 * KEYS;
                 float *rows[2] = { numbers(&random, STRIDE * TOKENS, kind), mw_zeros(STRIDE * TOKENS * 4) };
-                float *state[2] = { mw_zeros(states * 4), mw_zeros(states * 4) };
+                float *memory[2] = { mw_zeros(states * 4), mw_zeros(states * 4) };
                 memcpy(rows[1], rows[0], STRIDE * TOKENS * 4);
                 for (size_t i = 0; i < 2; i++) {
                     const moe_delta d = {
-                        rows[i],         STRIDE, TOKENS, 0,       KEYS, 2 * KEYS, 2 * KEYS + MOST, 2 * KEYS + MOST + 1,
-                        3 * KEYS + MOST, KEYS,   n,      state[i]
+                        rows[i],         STRIDE, TOKENS, 0,        KEYS, 2 * KEYS, 2 * KEYS + MOST, 2 * KEYS + MOST + 1,
+                        3 * KEYS + MOST, KEYS,   n,      memory[i]
                     };
                     (i ? isa_at(isa) : oracle)->delta(&d);
                 }
@@ -732,9 +732,9 @@ TEST(delta_is_the_same_on_every_isa) {
                     CHECK(same(rows[0][i], rows[1][i]), "%s, n %zu, kind %d: element %zu", isa_at(isa)->name, n, kind,
                           i);
                 for (size_t i = 0; i < states; i++) /* columns after the last one are not used */
-                    CHECK(i / (16 * KEYS) * 16 + i % 16 >= n || same(state[0][i], state[1][i]),
+                    CHECK(i / (16 * KEYS) * 16 + i % 16 >= n || same(memory[0][i], memory[1][i]),
                           "%s, n %zu, kind %d: state %zu", isa_at(isa)->name, n, kind, i);
-                free(rows[0]), free(rows[1]), free(state[0]), free(state[1]);
+                free(rows[0]), free(rows[1]), free(memory[0]), free(memory[1]);
             }
 }
 
