@@ -64,13 +64,13 @@ def model(family="qwen3_moe", **changes):
 
 
 def interrupt(path, out, after, number=signal.SIGKILL):
-    """Interrupt a conversion after some seconds. Return 1, or 0 if it was faster."""
+    """Interrupt a conversion after some seconds. Return 1, or 0 if the file was complete before."""
     process = start(path, out)
     time.sleep(after)
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode in (0, -number), process.returncode
-    return process.returncode != 0
+    return process.returncode != 0 and not os.path.exists(out)
 
 
 def begin(path, out, pieces=12):

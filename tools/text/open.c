@@ -322,8 +322,12 @@ static int can_convert(size_t row, moe_span data, moe_error *error) {
                        row == GGUF ? "its header" : "config.json"),
                    0;
         if (!value.data || text_is_listed(supported[i].values, value.data, value.length)) continue;
-        say(error, "; the converter does not support its %s %.*s: expected one of %s", key,
-            (int)(value.length < 40 ? value.length : 40), value.data, supported[i].values);
+        const int shown = (int)(value.length < 40 ? value.length : 40); /* a message that has no room is a list */
+        const size_t said = strlen(error->message) + strlen(key) + (size_t)shown + 60;
+        if (said < sizeof error->message)
+            say(error, "; the converter does not support its %s %.*s", key, shown, value.data);
+        if (said + strlen(supported[i].values) < sizeof error->message)
+            say(error, ": expected one of %s", supported[i].values);
         return 0;
     }
     return 1;
