@@ -330,6 +330,8 @@ def damaged_programs_are_explained():
                 assert last.endswith("or fetch one: moe get en-fr"), (name, err)
             else:
                 assert not about, (name, err)
+        if EMULATOR:  # it runs programs by their own names only
+            return
         with open(p.folder + "/moe", "wb") as file:  # as in a package, with its model elsewhere
             file.write(data[:offset])
         variables = {"MOE_MODEL": os.path.join(ROOT, "models/en-de-fr-es.bin")}
