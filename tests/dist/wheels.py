@@ -24,6 +24,7 @@ from suite import Skip, Suite
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cross"))
 import targets  # noqa: E402
+import wine  # noqa: E402
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MODEL = os.path.join(ROOT, "models/en-de-fr-es.bin")
