@@ -3,7 +3,6 @@
 
 #include "tools/convert/archive.h"
 
-#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,11 +22,7 @@ static uint32_t number(const uint8_t *p, size_t bytes) {
 
 int archive_is_zip(const char *path) {
     uint8_t begin[4] = { 0 };
-    struct stat about;
-    FILE *file = stat(path, &about) == 0 && S_ISREG(about.st_mode) ? fopen(path, "rb") : NULL;
-    const size_t n = file ? fread(begin, 1, sizeof begin, file) : 0;
-    if (file) fclose(file);
-    return n == sizeof begin && number(begin, 4) == local_mark;
+    return packed_begin(path, begin, sizeof begin) == sizeof begin && number(begin, 4) == local_mark;
 }
 
 /* ---- Zip ---- */
@@ -128,18 +123,6 @@ static const archive_entry *find(const archive *a, const char *name) {
     return NULL;
 }
 
-/* Return 1 if one of the patterns matches the name. */
-static int matches(const char *patterns, const char *name) {
-    char pattern[64];
-    for (const char *p = patterns; *p; p += strspn(p, " ")) {
-        const size_t n = strcspn(p, " ");
-        snprintf(pattern, sizeof pattern, "%.*s", (int)n, p);
-        if (fnmatch(pattern, name, 0) == 0) return 1;
-        p += n;
-    }
-    return 0;
-}
-
 /* Add the names in a folder of an archive. */
 static moe_status list(const archive *a, const char *folder, packed_names *names, moe_error *error) {
     const size_t n = strlen(a->folder), m = strlen(folder);
@@ -163,7 +146,7 @@ const char *archive_match(making *m, const archive *a, const char *folder, const
     if (!path) return NULL;
     making_failed(m, a->file.data ? list(a, folder, &names, m->error) : packed_list(path, &names, m->error));
     for (size_t i = 0; i < names.n && !found; i++)
-        if (matches(patterns, names.data[i]) && !which--)
+        if (packed_matches(patterns, names.data[i]) && !which--)
             found =
                 *folder ? making_join(m, folder, names.data[i]) : making_keep(m, names.data[i], strlen(names.data[i]));
     packed_names_free(&names);

@@ -72,10 +72,8 @@ convert_layout convert_guess(const char *path) {
     char begin[8] = { 0 };
     if (stat(path, &about) != 0) return CONVERT_NONE;
     if (S_ISDIR(about.st_mode)) return guess_folder(path);
-    FILE *file = S_ISREG(about.st_mode) ? fopen(path, "rb") : NULL;
-    if (!file) return CONVERT_NONE;
-    const size_t n = fread(begin, 1, sizeof begin, file);
-    fclose(file);
+    const size_t n = packed_begin(path, begin, sizeof begin);
+    if (!n) return CONVERT_NONE;
     if (n >= 4 && memcmp(begin, "GGUF", 4) == 0) return CONVERT_GGUF;
     if (fnmatch("*.argosmodel", name, 0) == 0 && archive_is_zip(path)) return CONVERT_CT2;
     if (strcmp(name, "model.bin") == 0 && ct2_is_model(path)) return CONVERT_CT2;
@@ -133,32 +131,36 @@ static moe_status add_file(sha256 *s, const char *folder, const char *name, moe_
     return MOE_OK;
 }
 
+/* Add the files of a folder that a conversion may read. */
+static moe_status add_folder(sha256 *s, const char *folder, moe_error *error) {
+    packed_names names = { 0 };
+    moe_status status = packed_list(folder, &names, error);
+    for (size_t i = 0; i < names.n && !status; i++)
+        if (is_source(names.data[i])) status = add_file(s, folder, names.data[i], error);
+    packed_names_free(&names);
+    return status;
+}
+
 /* The files: those of a folder, those next to a Marian model or a part of a split file, or the file. */
 moe_status convert_identify(const char *path, char hex[SHA256_TEXT], moe_error *error) {
     const char *name = packed_base(path);
-    packed_names names = { 0 };
     struct stat about;
     char folder[PATH_BYTES];
     sha256 s;
     sha256_begin(&s);
     sha256_add(&s, MOE_VERSION, sizeof MOE_VERSION);
     const int is_folder = stat(path, &about) == 0 && S_ISDIR(about.st_mode);
-    const convert_layout layout = is_folder ? CONVERT_NONE : convert_guess(path);
-    const int alone = (layout == CONVERT_GGUF && fnmatch("*-of-?????.gguf", name, 0) != 0) ||
-                      (layout == CONVERT_CT2 && strcmp(name, "model.bin") != 0);
+    const convert_layout layout = convert_guess(path);
+    const int alone = !is_folder && ((layout == CONVERT_GGUF && fnmatch("*-of-?????.gguf", name, 0) != 0) ||
+                                     (layout == CONVERT_CT2 && strcmp(name, "model.bin") != 0));
     const int length = is_folder ? (int)strlen(path) : (int)(name - path);
     if (snprintf(folder, sizeof folder, "%.*s", length, path) >= (int)sizeof folder)
         return text_fail(error, MOE_ERROR_IO, "", "the path %.160s... is too long", path);
-    const int inner = is_folder && convert_guess(path) == CONVERT_CT2; /* in packages of Argos */
-    moe_status status = alone ? add_file(&s, "", path, error) : packed_list(*folder ? folder : ".", &names, error);
-    for (size_t i = 0; i < names.n && !status; i++)
-        if (is_source(names.data[i])) status = add_file(&s, *folder ? folder : ".", names.data[i], error);
-    packed_names_free(&names);
-    if (inner && snprintf(folder, sizeof folder, "%s/model", path) < (int)sizeof folder &&
-        packed_list(folder, &names, NULL) == MOE_OK)
-        for (size_t i = 0; i < names.n && !status; i++)
-            if (is_source(names.data[i])) status = add_file(&s, folder, names.data[i], error);
-    packed_names_free(&names);
+    moe_status status = alone ? add_file(&s, "", path, error) : add_folder(&s, *folder ? folder : ".", error);
+    if (!status && is_folder && layout == CONVERT_CT2 && /* a package of Argos */
+        snprintf(folder, sizeof folder, "%s/model", path) < (int)sizeof folder && stat(folder, &about) == 0 &&
+        S_ISDIR(about.st_mode))
+        status = add_folder(&s, folder, error);
     sha256_end(&s, hex);
     return status;
 }

@@ -21,7 +21,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 enum { OLDEST = 2, NEWEST = 6, LONGEST_NAME = 256, MAX_VARIABLES = 1 << 16, LARGEST_VOCABULARY = 1 << 26 };
 enum { POSITIONS = 1024, MAX_NEW = 256, MAX_LAYERS = 256, MAX_REACH = 1 << 12, WIDEST = 1 << 20, MAX_TOKENS = 1 << 24 };
@@ -1132,10 +1131,7 @@ static int convert_decoder(ct2 *c) {
 
 int ct2_is_model(const char *path) {
     uint8_t begin[16] = { 0 };
-    struct stat about;
-    FILE *file = stat(path, &about) == 0 && S_ISREG(about.st_mode) ? fopen(path, "rb") : NULL; /* a pipe would wait */
-    const size_t n = file ? fread(begin, 1, sizeof begin, file) : 0;
-    if (file) fclose(file);
+    const size_t n = packed_begin(path, begin, sizeof begin);
     const uint32_t length = number(begin + 4, 2);
     int is_name =
         n == sizeof begin && number(begin, 4) >= OLDEST && number(begin, 4) < 256 && length > 4 && length < 64;

@@ -10,7 +10,6 @@
 #include "tools/convert/pieces.h"
 
 #include <errno.h>
-#include <fnmatch.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,18 +103,6 @@ static const file_row file_rows[] = {
 #include "tools/convert/marian.inc"
 };
 
-/* Return 1 if one of the patterns matches the name. */
-static int matches(const char *patterns, const char *name) {
-    char pattern[64];
-    for (const char *p = patterns; *p; p += strspn(p, " ")) {
-        const size_t n = strcspn(p, " ");
-        snprintf(pattern, sizeof pattern, "%.*s", (int)n, p);
-        if (fnmatch(pattern, name, 0) == 0) return 1;
-        p += n;
-    }
-    return 0;
-}
-
 /* Find the only file of a kind. Sets *path to NULL if the folder has none. */
 static int find(job *j, int kind, const char **path) {
     const char *found = NULL;
@@ -126,9 +113,9 @@ static int find(job *j, int kind, const char **path) {
         const size_t tail = text_ends_with(name, length, ".gz") ? 3 : text_ends_with(name, length, ".zst") ? 4 : 0;
         const char kept = name[length - tail];
         name[length - tail] = 0;
-        const int fits = matches(file_rows[kind].names, name);
+        const int fits = packed_matches(file_rows[kind].names, name);
         name[length - tail] = kept;
-        if (!fits || matches(file_rows[kind].excluded, name)) continue;
+        if (!fits || packed_matches(file_rows[kind].excluded, name)) continue;
         if (found)
             return making_refuse(j->m, j->folder, "contains %.60s and %.60s: keep one or specify the model file", found,
                                  name);
@@ -392,7 +379,7 @@ static int read_settings(job *j) {
 
 static int open_model(job *j) {
     const char *name = j->model_name;
-    if (matches("*.npz *.npz.gz *.npz.zst", name)) {
+    if (packed_matches("*.npz *.npz.gz *.npz.zst", name)) {
         text_fail(j->m->error, MOE_ERROR_UNSUPPORTED, name, "%.80s: .npz archives have no reader in C", name);
         return making_failed(j->m, MOE_ERROR_UNSUPPORTED);
     }
@@ -1078,7 +1065,7 @@ static int convert(job *j) {
                 : length    ? making_keep(j->m, path, length > 1 ? length - 1 : 1)
                             : making_keep(j->m, ".", 1);
     if (!from_folder) j->model = path;
-    if (!from_folder && matches("*.yml *.yaml *.json *.spm", path))
+    if (!from_folder && packed_matches("*.yml *.yaml *.json *.spm", path))
         return making_refuse(j->m, packed_base(path), "not a Marian model: name its folder, or the .bin");
     return j->folder && making_failed(j->m, packed_list(j->folder, &j->names, j->m->error)) && open_config(j) &&
            find_shortlist(j) && read_search(j) && find_files(j) && open_model(j) && read_sizes(j) &&

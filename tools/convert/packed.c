@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,6 +59,14 @@ static ssize_t read_block(int fd, void *data, size_t bytes) {
     do n = read(fd, data, bytes);
     while (n < 0 && errno == EINTR);
     return n;
+}
+
+size_t packed_begin(const char *path, void *data, size_t bytes) {
+    struct stat about;
+    const int fd = open_regular(path, &about, NULL);
+    const ssize_t n = fd >= 0 ? read_block(fd, data, bytes) : 0;
+    if (fd >= 0) close(fd);
+    return n > 0 ? (size_t)n : 0;
 }
 
 static int write_block(int fd, const unsigned char *data, size_t bytes) {
@@ -268,4 +277,15 @@ void packed_names_free(packed_names *names) {
     for (size_t i = 0; i < names->n; i++) free(names->data[i]);
     free(names->data);
     *names = (packed_names){ NULL, 0, 0 };
+}
+
+int packed_matches(const char *patterns, const char *name) {
+    char pattern[64];
+    for (const char *p = patterns; *p; p += strspn(p, " ")) {
+        const size_t n = strcspn(p, " ");
+        snprintf(pattern, sizeof pattern, "%.*s", (int)n, p);
+        if (fnmatch(pattern, name, 0) == 0) return 1;
+        p += n;
+    }
+    return 0;
 }

@@ -22,6 +22,9 @@ void packed_close(packed_file *file);
 moe_status packed_unpack(const uint8_t *data, size_t bytes, uint64_t size, int deflated, const char *name,
                          const char *beside, packed_file *file, moe_error *error);
 
+/* Read the first bytes of a regular file, at most `bytes`. Returns their number; 0 if the file cannot be read. */
+size_t packed_begin(const char *path, void *data, size_t bytes);
+
 /* Write the SHA-256 of a file as stored, in hexadecimal. */
 moe_status packed_digest(const char *path, char hex[65], moe_error *error);
 
@@ -35,5 +38,8 @@ moe_status packed_list(const char *folder, packed_names *names, moe_error *error
 void packed_names_free(packed_names *names);
 
 const char *packed_base(const char *path); /* the part after the last slash */
+
+/* Return 1 if one of the patterns, separated by spaces, matches the name. */
+int packed_matches(const char *patterns, const char *name);
 
 #endif

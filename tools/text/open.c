@@ -3,6 +3,7 @@
 
 #include "tools/text/open.h"
 #include "tools/convert/gguf.h"
+#include "tools/convert/packed.h"
 #include "tools/text/contained.h"
 #include "tools/text/places.h"
 #include "tools/text/prompt.h"
@@ -11,7 +12,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -271,13 +271,9 @@ static size_t read_begin(const char *folder, size_t length, const char *name, ch
     text_bytes path = { 0 };
     text_append(&path, folder, length);
     if (*name) text_append_string(&path, "/"), text_append_string(&path, name);
-    /* O_NONBLOCK: do not wait for a FIFO's writer. */
-    const int file = path.failed || !path.length ? -1 : open(path.data, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    struct stat about;
-    const ssize_t size = file >= 0 && !fstat(file, &about) && S_ISREG(about.st_mode) ? read(file, out, BEGIN) : 0;
-    if (file >= 0) close(file);
+    const size_t size = path.failed || !path.length ? 0 : packed_begin(path.data, out, BEGIN);
     text_bytes_free(&path);
-    return size > 0 ? (size_t)size : 0;
+    return size;
 }
 
 /* Return the text of a key of the outermost JSON object, which may be truncated. */
@@ -298,12 +294,12 @@ static moe_span json_value(moe_span data, const char *key) {
     return (moe_span){ NULL, 0 };
 }
 
-/* Append to a message. */
+/* Append to a message what fits in it whole. */
 static void say(moe_error *error, const char *format, ...) {
-    const size_t said = strlen(error->message);
+    const size_t said = strlen(error->message), room = sizeof error->message - said;
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(error->message + said, sizeof error->message - said, format, arguments);
+    if (vsnprintf(error->message + said, room, format, arguments) >= (int)room) error->message[said] = 0;
     va_end(arguments);
 }
 
@@ -322,12 +318,9 @@ static int can_convert(size_t row, moe_span data, moe_error *error) {
                        row == GGUF ? "its header" : "config.json"),
                    0;
         if (!value.data || text_is_listed(supported[i].values, value.data, value.length)) continue;
-        const int shown = (int)(value.length < 40 ? value.length : 40); /* a message that has no room is a list */
-        const size_t said = strlen(error->message) + strlen(key) + (size_t)shown + 60;
-        if (said < sizeof error->message)
-            say(error, "; the converter does not support its %s %.*s", key, shown, value.data);
-        if (said + strlen(supported[i].values) < sizeof error->message)
-            say(error, ": expected one of %s", supported[i].values);
+        say(error, "; the converter does not support its %s %.*s", key, (int)(value.length < 40 ? value.length : 40),
+            value.data);
+        say(error, ": expected one of %s", supported[i].values);
         return 0;
     }
     return 1;
