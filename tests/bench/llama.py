@@ -64,7 +64,8 @@ PEER_PROGRAM = os.path.join(HERE, "peer_llama.py")
 # Variants: name -> suffix of the file and, for moe, options of convert.py.
 MOE = {"30b": {"moe, experts Q4, the rest Q8": (".bin", ()), "moe, all Q4": ("-q4.bin", ("--type", "q4"))},
        "1.8b": {"moe, Q8": (".bin", ()), "moe, Q4": ("-q4.bin", ("--type", "q4"))},
-       "marco-mini": {"moe, all Q4": ("-q4.bin", ("--type", "q4"))}, "qwen3-4b": {"moe, Q4": ("-q4.bin", ("--type", "q4"))}}
+       "marco-mini": {"moe, all Q4": ("-q4.bin", ("--type", "q4"))},
+       "qwen3-4b": {"moe, Q4": ("-q4.bin", ("--type", "q4"))}}
 PEER = {"30b": {"Q4_0": "-q4_0.gguf", "Q4_K_M": "-q4_k_m.gguf"},
         "1.8b": {"Q8_0": ".gguf", "Q4_0": "-q4_0.gguf", "Q4_K_M": "-q4_k_m.gguf"},
         "marco-mini": {"Q4_0": "-q4_0.gguf"}, "qwen3-4b": {"Q4_0": "-q4_0.gguf"}}

@@ -67,8 +67,8 @@ CONFIGS["qwen3_5_moe_text"] = {
     "shared_expert_intermediate_size": 24}
 CONFIGS["lara_mini"] = {
     **COMMON, **SPARSE, **DELTA, "architectures": ["LaraMiniForCausalLM"], "model_type": "lara_mini",
-    "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "norm_topk_prob": True, "eos_token_id": 2, "sliding_window": 5, "num_hidden_layers": 4,
-    "layer_types": [LINEAR, SLIDING, FULL, LINEAR], "shared_expert_intermediate_size": 24,
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "norm_topk_prob": True, "eos_token_id": 2, "sliding_window": 5,
+    "num_hidden_layers": 4, "layer_types": [LINEAR, SLIDING, FULL, LINEAR], "shared_expert_intermediate_size": 24,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
 del CONFIGS["lara_mini"]["intermediate_size"]
 QWEN_3_5 = "qwen3_5_text", "qwen3_5_moe_text"

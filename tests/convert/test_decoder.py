@@ -204,8 +204,8 @@ WIDE = {"hidden_size": 640, "num_attention_heads": 4, "num_key_value_heads": 1, 
 
 @oracle_test
 def wide_gemma_is_as_exact_as_transformers_in_float32():
-    """Layers of the widths of Gemma 3 270M, with random weights. Log-probabilities reach -480, so float32 alone loses more
-    than 2e-5: transformers in float32 is off by 1.7e-4, the engine by 7e-5. The limit is three times transformers'."""
+    """Layers of the widths of Gemma 3 270M, with random weights. Log-probabilities reach -480, so float32 alone loses
+    more than 2e-5: transformers in float32 is off by 1.7e-4, the engine by 7e-5. The limit is three times transformers'."""
     with converted("gemma3_text", **WIDE) as (model, config, arrays):
         theirs = transformers.AutoModelForCausalLM.from_pretrained(os.path.dirname(model), dtype=torch.float32,
                                                                    attn_implementation="eager").eval()
@@ -599,8 +599,8 @@ def shared_prefixes_do_not_change_results():
                     assert got.stdout == wanted, (family, bits, beam, how, more)
                     saved = 1 - rows_run(got.stderr) / sum(len(x) + 8 for x in sources)
                     shares = family not in make.DELTA_FAMILIES  # their prompts need the states of all tokens
-                    assert not shares or beam != "1" or more == ("--batch", "1") or 0.1 < saved < 0.8, (family, bits, more,
-                                                                                                        saved)
+                    assert not shares or beam != "1" or more == ("--batch", "1") or 0.1 < saved < 0.8, (
+                        family, bits, more, saved)
 
 
 @numpy_test

@@ -148,8 +148,9 @@ def ranks_have_the_same_bytes():
         assert_same(at)
         abc = base64.b64encode(b"qzjx") + b" %d" % len(lines)  # a token that merges cannot produce
         for number, damaged in enumerate((lines[:-1] + [b"x"], lines[:-1] + [b"%%%% 419"], lines[:-1] + [b"QQ 419"],
-                                          lines[:-1] + [b"QQ== 419 1"], lines + lines[:1], lines[1:], [b""], lines + [abc],
-                                          lines + [lines[0].split()[0] + b" %d" % len(lines)], lines + [b"==== 420"],
+                                          lines[:-1] + [b"QQ== 419 1"], lines + lines[:1], lines[1:], [b""],
+                                          lines + [abc], lines + [lines[0].split()[0] + b" %d" % len(lines)],
+                                          lines + [b"==== 420"],
                                           lines[:-1] + [lines[-1] + b"\0"], lines[:200])):
             write(at + "/hy.tiktoken", b"\n".join(damaged))
             for complaint, _ in convert_c(at, at + "/c"), convert_python(at, at + "/python"):

@@ -131,7 +131,8 @@ def a_c_program_calls_the_windows_library():
     shutil.copy(package + "/libmoetext.dll", WORK)
     with tempfile.TemporaryDirectory() as prefix, wine.started(prefix) as variables:
         variables["MOE_MODEL"] = "Z:" + MODEL
-        assert run("wine64", program, **variables).split("\n") == ["Guten Morgen, mein Freund.", "Wo ist mein Buch?", ""]
+        assert run("wine64", program, **variables).split("\n") == [
+            "Guten Morgen, mein Freund.", "Wo ist mein Buch?", ""]
         said = run("wine64", package + "/moe-translate.exe", "-t", "de", text="It rains.\n", **variables)
         assert said == "Es regnet.\n", said
 

@@ -84,7 +84,8 @@ def cmake_finds_the_installed_library():
 @test
 def cmake_builds_the_engine():
     path = folder("engine", CMakeLists__txt=block("cmake", "MOE_DIR"), app__c=example("ids.c"))
-    assert run(cmake(path, MOE_DIR=ROOT, CMAKE_C_FLAGS="-DMOE_PORTABLE"), MODEL, "de").split() == "1747 392 4731 266 1680 2962 264".split()
+    app = cmake(path, MOE_DIR=ROOT, CMAKE_C_FLAGS="-DMOE_PORTABLE")
+    assert run(app, MODEL, "de").split() == "1747 392 4731 266 1680 2962 264".split()
 
 
 @test

@@ -242,10 +242,12 @@ def page_offers_the_model_in_its_folder_and_obeys_keys():
             shown.run("document.getElementById('state').textContent = ''")
             press(shown, "s", modifiers=1)  # Alt
             shown.wait("document.getElementById('state').textContent.endsWith(' ms')", 60)
-            assert shown.run("['from', 'to', 'in'].map(id => document.getElementById(id).value)") == ["fr", "en", wanted]
+            values = shown.run("['from', 'to', 'in'].map(id => document.getElementById(id).value)")
+            assert values == ["fr", "en", wanted], values
             back = shown.run("document.getElementById('out').textContent")
             assert back == native(wanted, "-m", SHIPPED, "-t", "en")[0], back
-            shown.browser.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+            shown.browser.call("Browser.grantPermissions",
+                               permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
             press(shown, "c", modifiers=1)
             shown.wait("document.getElementById('state').textContent === 'Copied.'")
             assert shown.run("navigator.clipboard.readText()") == back

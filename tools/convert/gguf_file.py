@@ -1,4 +1,5 @@
-"""Read GGUF files, the format of llama.cpp: Hunyuan's models, Qwen2 and Qwen3, Llama, Mistral, Mixtral, Gemma 3, Qwen3.5.
+"""Read GGUF files, the format of llama.cpp: Hunyuan's models, Qwen2 and Qwen3, Llama, Mistral, Mixtral, Gemma 3,
+Qwen3.5.
 
     found = read_gguf(path, say)     `found` as from hf.read_hf; the path may be any part of a split file
 

@@ -246,8 +246,8 @@ def check_tokens(added, tokens, meta, where):
     written = {key: text for key, text in tokens.items() if isinstance(text, str) and text in texts}
     for key, text in written.items():
         if added and not any(text in token for token in added[1]):
-            raise FormatError(f"{where}: the chat template writes {key} {short(text)}, which {added[0]} does not add as "
-                              f"a token{WITHOUT}")
+            raise FormatError(f"{where}: the chat template writes {key} {short(text)}, which {added[0]} does not add "
+                              f"as a token{WITHOUT}")
 
 
 def no_prompt(say, wanted, missing):

@@ -2,8 +2,8 @@
 
 Scores of attention are not scaled; a bias per head depends on the distance of the tokens, in buckets that grow with it.
 The model file has the bias for each distance up to the largest one (`reach`). UMT5 has biases in every layer, the
-others in the first layer of a side, for all. With tied embeddings the output layer's input is multiplied by 1 / sqrt(width),
-which becomes part of the last norm. Switch has one expert per token, weighted by its probability.
+others in the first layer of a side, for all. With tied embeddings the output layer's input is multiplied by
+1 / sqrt(width), which becomes part of the last norm. Switch has one expert per token, weighted by its probability.
 """
 import math
 import re
