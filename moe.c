@@ -40,13 +40,16 @@
  *   36. Session parameters     table of limits, defaults, presets and help texts
  *   37. Sessions: making       planning, allocating and binding a session
  *   38. Sessions: running      running a graph, alone or with other ranks
- *   39. Reranking              choosing among translations by the score of their source
- *   40. Sessions: translating  request queue, continuous batching, public functions
- *   41. Sessions: classifying  classifying rows of numbers in batches
+ *   39. Drafts                 how many guessed tokens to compute together
+ *   40. Reranking              choosing among translations by the score of their source
+ *   41. Sessions: places       segments and pages of rows that sentences carry
+ *   42. Sessions: translating  request queue, continuous batching, public functions
+ *   43. Sessions: classifying  classifying rows of numbers in batches
  *
  * Read these sections first (4,950 lines). They contain nearly all of the 204 functions (2,100 lines) that translate
  * one sentence, roughly in the order of the calls:
  *   Sessions: translating  moe_translate_ids, moe_refill, moe_admit; moe_encode; moe_step up to moe_deliver
+ *   Sessions: places       moe_activate, moe_deactivate; moe_share_pages
  *   Reranking              moe_pull and moe_hand_over for every sentence; the rest only if `rerank` is not 0
  *   Sessions: running      moe_session_run: the encoder's or the decoder's graph (moe_build_encoder, moe_build_decoder)
  *   Graph data, Frames     moe_node, moe_graph, moe_frame
@@ -1208,6 +1211,7 @@ MOE_SHARED moe_selection moe_selection_at(const moe_selections *all, size_t row)
 
 enum { MOE_MAX_ENDS = 8 };   /* maximum number of end tokens of a model */
 enum { MOE_ROW_ABOVE = -2 }; /* value of moe_beam.parents if the parent is the preceding row of the same run */
+enum { MOE_GUESSES = 32 };   /* maximum rows of a run whose inputs are guesses */
 enum { MOE_NO_LOGITS = -2 }; /* value of moe_beam.want for rows without logits */
 
 /* Kinds of carried rows, which are kept between runs of their graph. The kind tells how a later run finds a row. */
@@ -8200,8 +8204,8 @@ static void moe_output_scratch(const moe_graph *g, moe_node *t, moe_layout *at) 
     w->seen = moe_carve(at, g->threads * g->rows * g->top, sizeof *w->seen);
     if (g->samples) {
         w->sampled = moe_carve(at, g->rows, sizeof *w->sampled);
-        w->plain = moe_carve(at, g->sentences * t->cols, sizeof *w->plain);
-        w->weights = moe_carve(at, g->sentences * t->cols, sizeof *w->weights);
+        w->plain = moe_carve(at, (g->sentences + MOE_GUESSES) * t->cols, sizeof *w->plain);
+        w->weights = moe_carve(at, (g->sentences + MOE_GUESSES) * t->cols, sizeof *w->weights);
     }
     moe_carve_threads(g, t, at, moe_min(g->rows, MOE_OUTPUT_ROWS) * moe_row_stride(MOE_OUTPUT_CHUNK));
 }
@@ -10541,6 +10545,10 @@ struct moe_slot {
     uint64_t gave;            /* number of finished sentences when it released its pages; UINT64_MAX if it never did */
     size_t reported;          /* steps before it released its pages, which are recomputed but not reported again */
     int32_t *target;          /* [max_target], n_target used */
+    int32_t *draft;           /* [max_target], n_draft used; see "Drafts" */
+    size_t n_draft, expected; /* number of tokens; index of the one that is expected next */
+    size_t guessed;           /* rows of the current run whose input is a guess, the last of `ahead` */
+    float right;              /* share of the recently expected tokens that were right */
     moe_constraint_state *constraints; /* [max_constraints], n_constraints used */
     int32_t *constraint_ids;           /* [max_target] tokens of the constraints */
     size_t shown;                      /* index of the result's first token */
@@ -10570,8 +10578,9 @@ MOE_SHARED int moe_is_end(const moe_search *s, int32_t id) {
 MOE_SHARED void moe_slot_begin(moe_slot *slot) {
     const moe_live first = { 0.0f, 0.0f, -1, SIZE_MAX, 0, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0, 0 };
     slot->active = 1;
-    slot->steps = slot->ahead = slot->n_tokens = slot->n_finished = 0;
+    slot->steps = slot->ahead = slot->n_tokens = slot->n_finished = slot->expected = slot->guessed = 0;
     slot->broken = slot->stops = 0;
+    slot->right = 0.75f;
     for (size_t i = 0; i < MOE_LOOP_WIDEST; i++) slot->repeats[i] = 0;
     slot->live[0] = first;
     slot->n_live = 1;
@@ -10631,10 +10640,10 @@ MOE_SHARED size_t moe_slot_given(const moe_slot *slot) {
     return slot->active && slot->steps < end ? end - slot->steps : 0;
 }
 
-/* Append the next given token, not yet scored, to a slot's hypothesis; `live` is a copy of the hypothesis. */
-MOE_SHARED void moe_give_token(moe_slot *slot, moe_live *live) {
-    const int32_t at = live->last + 1; /* given tokens are stored in order */
-    const moe_token token = { slot->target[at], live->last, -1, 0.0f };
+/* Append a token, not yet scored, to a slot's only hypothesis, of which `live` is a copy. */
+MOE_SHARED void moe_give_token(moe_slot *slot, moe_live *live, int32_t id) {
+    const int32_t at = live->last + 1; /* the tokens of a single hypothesis are contiguous */
+    const moe_token token = { id, live->last, -1, 0.0f };
     slot->tokens[at] = token;
     live->last = at;
 }
@@ -11065,13 +11074,48 @@ MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, con
     return done;
 }
 
+/* ---- Drafts ----
+ * A draft is a text that the translation may resemble. Its tokens after the place that the translation has reached are
+ * guesses, computed in the rows after the hypothesis's own. A row counts only if the search chooses the row's input, so
+ * a draft changes the number of runs, but no bit of the result. Draft-and-verify decoding: Leviathan et al. 2023, arXiv
+ * 2211.17192; there, too, the guesses of one text are verified in one run. */
+
+/* Find the place in the draft from which the translation continues after its new token: after the expected token;
+ * otherwise after the nearest place with the last two tokens; otherwise after a token soon to come; otherwise the next
+ * one, as if one word had been replaced. Returns 1 if the token was expected. */
+MOE_SHARED int moe_follow_draft(moe_slot *slot) {
+    const moe_token *token = &slot->tokens[slot->live[0].last];
+    const size_t from = slot->expected, n = slot->n_draft;
+    const int32_t id = token->id, before = token->parent >= 0 ? slot->tokens[token->parent].id : -1;
+    if (!n || slot->steps <= slot->task.n_target) return 0;
+    const int right = from < n && slot->draft[from] == id;
+    if (from < n) slot->right += ((float)right - slot->right) * 0.25f, slot->expected++;
+    for (size_t d = 1; d < n && !right; d++)
+        for (int back = 0; back < 2; back++) {
+            const size_t i = back ? from - d : from + d;
+            if (i > 0 && i < n && slot->draft[i] == id && slot->draft[i - 1] == before) {
+                slot->expected = i + 1;
+                return 0;
+            }
+        }
+    for (size_t i = from + 1; i < n && i < from + 6 && !right; i++)
+        if (slot->draft[i] == id) {
+            slot->expected = i + 1;
+            return 0;
+        }
+    return right;
+}
+
 /* Process all steps of a slot in one run of the decoder. Returns 1 if the sentence is done. */
 MOE_SHARED int moe_slot_steps(const moe_search *s, moe_slot *slot, size_t at, const moe_beam *a, moe_live *next) {
     int done = slot->active && moe_slot_step(s, slot, at, a, next);
-    for (; slot->active && slot->ahead; slot->ahead--) {
+    for (; slot->active; slot->ahead--) {
+        const int right = moe_follow_draft(slot);
+        if (!slot->ahead || (slot->guessed && !right)) break;
         slot->live[0].row++;
         done = moe_slot_step(s, slot, at, a, next);
     }
+    slot->ahead = 0;
     return done;
 }
 
@@ -11488,6 +11532,12 @@ typedef struct moe_page {
     int filled; /* 1 if all rows are stored */
 } moe_page;
 
+/* Decayed sums over the decoder's runs: of 1, rows, seconds, rows * rows and rows * seconds. */
+typedef struct moe_pace {
+    double n, r, t, rr, rt;
+    int mixed; /* 1 if the current run has rows of given tokens, which have no logits */
+} moe_pace;
+
 struct moe_session {
     const moe_model *model;
     moe_allocator allocator;
@@ -11528,6 +11578,7 @@ struct moe_session {
     int32_t *idle_pages;   /* [n_idle] unused pages of shared starts, least recently used first */
     uint64_t serials;      /* number of serials assigned so far */
     uint64_t begun, ended; /* number of sentences started so far; number done */
+    moe_pace pace;         /* how the time of a run depends on its rows */
     size_t *active;        /* [n_active] slots in the order of their segments of `length` rows carried by source */
     size_t n_active;
     /* the sentences being encoded */
@@ -11715,9 +11766,9 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
     s->slots = moe_carve(at, slots, sizeof *s->slots);
     for (size_t i = 0; i < slots; i++) {
         const size_t kept = i < batch ? beam : 1; /* hypotheses */
-        moe_slot slot;
-        memset(&slot, 0, sizeof slot);
+        moe_slot slot = { .active = 0 };
         slot.target = moe_carve(at, max_target, sizeof *slot.target);
+        slot.draft = moe_carve(at, max_target, sizeof *slot.draft);
         if (!s->api) {
             slot.tokens = moe_carve(at, moe_most_tokens(&s->search, kept), sizeof *slot.tokens);
             slot.live = moe_carve(at, kept, sizeof *slot.live);
@@ -12297,7 +12348,50 @@ moe_status moe_session_new(const moe_model *model, const moe_session_params *par
     return status;
 }
 
-/* ==== 39. Reranking ===========================================================================================
+/* ==== 39. Drafts ==============================================================================================
+ * How many tokens of a draft to compute in a run. Invariant: results do not depend on this number. */
+
+/* Return 1 if guesses can be computed for a sentence: it has one hypothesis, no state must be undone, and no callback
+ * sees the rows. */
+static int moe_follows_drafts(const moe_session *s, const moe_slot *slot) {
+    const moe_session_params *p = &s->params;
+    return s->search.ahead && slot->task.beam == 1 && !slot->task.scoring && !slot->task.n_constraints && !s->api &&
+           !s->frames[MOE_DECODER].beam.states && !p->next_token && !p->routing && !p->attention &&
+           !s->search.rules.stay;
+}
+
+/* Return the seconds of a run with `rows` rows, and in *more those of one more row: a line through recent runs that, as
+ * long as these hardly differ, assumes that a row costs as much as reading an eighth of the weights. */
+static double moe_pace_of(const moe_pace *p, double rows, double *more) {
+    const double r = p->n > 0 ? p->r / p->n : rows, t = p->n > 0 ? p->t / p->n : 1, n = p->n > 0 ? p->n : 1;
+    const double prior = t / (8 + r), vary = p->rr / n - r * r, slope = (p->rt / n - r * t + prior) / (vary + 1);
+    if (p->n <= 0) *more = prior;
+    else *more = slope > 0 ? slope : 0;
+    return t + *more * (rows - r) > 0 ? t + *more * (rows - r) : t;
+}
+
+/* Add a run to the sums, in which older runs count less. */
+static void moe_pace_add(moe_pace *p, double rows, double seconds) {
+    const double kept = 0.97;
+    p->n = kept * p->n + 1, p->r = kept * p->r + rows, p->t = kept * p->t + seconds;
+    p->rr = kept * p->rr + rows * rows, p->rt = kept * p->rt + rows * seconds;
+}
+
+/* Return how many tokens of the draft to compute in this run: as many as raise the tokens per second. */
+static size_t moe_guesses(const moe_session *s, const moe_slot *slot, double cost, double seconds) {
+    const size_t left = slot->task.limit - moe_min(slot->task.limit, slot->steps + 1);
+    const size_t most = moe_min(left, slot->n_draft - slot->expected);
+    double likely = (double)slot->right, tokens = 1;
+    size_t n = 0;
+    if (slot->steps < slot->task.n_target) return 0;
+    for (; n < most && likely * seconds > cost * tokens; n++, likely *= (double)slot->right) {
+        if (moe_is_end(&s->search, slot->draft[slot->expected + n])) break;
+        tokens += likely, seconds += cost;
+    }
+    return n;
+}
+
+/* ==== 40. Reranking ===========================================================================================
  * Reranking of translations before moe_translate delivers them. Reranking needs the log-probability of the source given
  * each hypothesis; a question is a request for one such log-probability. The engine pulls questions like the caller's
  * requests, and this section reads the answers. Invariant: the outcome depends only on the sentence. Questions start
@@ -12478,24 +12572,11 @@ static void moe_refuse(moe_session *s, size_t at, moe_status status, const char 
     moe_hand_over(s, at, (moe_result){ s->tickets[at].request.user, status, message, 0, NULL }, NULL);
 }
 
-/* ==== 40. Sessions: translating ===============================================================================
- * The queue of requests and the main loop. Invariant: the rows of a step are the live hypotheses of active slots in
- * slot order; a finished sentence's slot and its rows carried by source are immediately free for the next request. */
+/* ==== 41. Sessions: places ====================================================================================
+ * Where sentences keep their rows: segments of rows carried by source, pages of rows carried by token. Invariant: each
+ * row belongs to one sentence, or to a page that several share because they begin with the same tokens. */
 
-static void moe_report_row(const moe_session *s, int which, size_t row, void *user, size_t position) {
-    const moe_graph *g = &s->graphs[which];
-    const int32_t token = s->frames[which].ids ? s->frames[which].ids[row] : -1;
-    for (size_t i = 0; i < g->count; i++) {
-        const moe_node *t = &g->nodes[i];
-        if (t->op != MOE_OP_GATE || !t->gate.layer) continue;
-        const moe_selection chosen = moe_selection_of(t, row);
-        const moe_routing routing = { user,          t->gate.layer,  position,      token, (int)*chosen.empty,
-                                      *chosen.count, chosen.experts, chosen.weights };
-        s->params.routing(s->params.routing_user, &routing);
-    }
-}
-
-/* ---- Admitting and encoding ---- */
+/* ---- Segments ---- */
 
 /* Return the start of the first gap of `need` rows between segments; SIZE_MAX if there is none. */
 static size_t moe_find_segment(const moe_session *s, size_t need) {
@@ -12684,6 +12765,25 @@ static void moe_deactivate(moe_session *s, size_t at) {
     s->slots[at].active = 0;
 }
 
+/* ==== 42. Sessions: translating ===============================================================================
+ * The queue of requests and the main loop. Invariant: the rows of a step are the live hypotheses of active slots in
+ * slot order; a finished sentence's slot and its rows carried by source are immediately free for the next request. */
+
+static void moe_report_row(const moe_session *s, int which, size_t row, void *user, size_t position) {
+    const moe_graph *g = &s->graphs[which];
+    const int32_t token = s->frames[which].ids ? s->frames[which].ids[row] : -1;
+    for (size_t i = 0; i < g->count; i++) {
+        const moe_node *t = &g->nodes[i];
+        if (t->op != MOE_OP_GATE || !t->gate.layer) continue;
+        const moe_selection chosen = moe_selection_of(t, row);
+        const moe_routing routing = { user,          t->gate.layer,  position,      token, (int)*chosen.empty,
+                                      *chosen.count, chosen.experts, chosen.weights };
+        s->params.routing(s->params.routing_user, &routing);
+    }
+}
+
+/* ---- Admitting and encoding ---- */
+
 void moe_request_drop(moe_drop *drop) { __atomic_store_n(&drop->set, 1, __ATOMIC_RELAXED); }
 int moe_request_dropped(const moe_drop *drop) { return drop && __atomic_load_n(&drop->set, __ATOMIC_RELAXED); }
 
@@ -12730,6 +12830,10 @@ static moe_status moe_check_request(const moe_session *s, const moe_request *q, 
     for (size_t i = 0; q->target && i < q->n_target; i++)
         if (!moe_can_generate(m, q->target[i]))
             return MOE_BAD(why, "target token %d cannot be generated by this model", (int)q->target[i]);
+    for (size_t i = 0; q->draft && i < q->n_draft; i++)
+        if (q->draft[i] < 0 || q->draft[i] >= m->vocabulary)
+            return MOE_BAD(why, "draft token %d is outside the vocabulary (0 to %d)", (int)q->draft[i],
+                           (int)m->vocabulary - 1);
     MOE_TRY(moe_check_constraints(s, q, n_target, why));
     if (!q->raw && needs_target && (q->target_tag < 0 || q->target_tag >= m->source_vocabulary))
         return MOE_BAD(why, "this model needs the target language's tag");
@@ -12911,6 +13015,8 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     slot->task.first = m->decoder_from_encoder ? (int32_t)(s->rows + at) : -1;
     if (force >= 0) slot->target[slot->task.prompt] = force;
     if (q->target && q->n_target) memcpy(slot->target + slot->task.free, q->target, q->n_target * sizeof *slot->target);
+    slot->n_draft = moe_follows_drafts(s, slot) && q->draft ? moe_min(q->n_draft, s->search.max_target) : 0;
+    if (slot->n_draft) memcpy(slot->draft, q->draft, slot->n_draft * sizeof *slot->draft);
     if (s->params.shortlist) moe_make_list(s, slot, ids);
     if (s->api) s->api->begin(s->device, at, slot);
     else moe_slot_begin(slot);
@@ -13038,11 +13144,16 @@ static void moe_choose_state(moe_session *s, moe_slot *slot, size_t h, size_t ro
     b->origins[row] = slot->steps ? (int32_t)(first + origin) : -1;
 }
 
-/* Fill one row for each live hypothesis, followed by rows of given tokens while rows are free. Keys and values of all
- * rows are stored before any row attends to them. */
+/* Fill one row for each live hypothesis, followed by rows of given or guessed tokens while rows are free. Keys and
+ * values of all rows are stored before any row attends to them. */
 static void moe_fill_frame(moe_session *s) {
     size_t rows = 0, spare = s->search.ahead, *starts = &s->frames[MOE_DECODER].beam.most_starts;
+    size_t slots = 0, guesses = MOE_GUESSES;
+    double cost, share;
     *starts = 0;
+    for (size_t i = 0; i < s->n_slots; i++) slots += (size_t)(s->slots[i].active && !s->slots[i].waits);
+    share = moe_pace_of(&s->pace, (double)slots, &cost) / (double)moe_max(slots, 1);
+    s->pace.mixed = 0;
     for (moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++) {
         if (!slot->active || slot->waits) continue;
         *starts = moe_max(*starts, slot->task.n_constraints);
@@ -13055,9 +13166,18 @@ static void moe_fill_frame(moe_session *s) {
         moe_live live = slot->live[0];
         for (; spare && slot->ahead < moe_slot_given(slot); spare--) {
             if (!moe_take_pages(s, slot, slot->n_tokens + slot->ahead + 2)) break;
-            moe_give_token(slot, &live);
+            moe_give_token(slot, &live, slot->target[live.last + 1]);
+            moe_fill_row(s, slot, &live, slot->steps + ++slot->ahead, rows++);
+            s->pace.mixed = 1;
+        }
+        const size_t most = moe_min(guesses, moe_min(spare, moe_guesses(s, slot, cost, share)));
+        for (slot->guessed = 0; slot->guessed < most; slot->guessed++, spare--) {
+            if (!moe_take_pages(s, slot, slot->n_tokens + slot->ahead + 2)) break;
+            moe_give_token(slot, &live, slot->draft[slot->expected + slot->guessed]);
             moe_fill_row(s, slot, &live, slot->steps + ++slot->ahead, rows++);
         }
+        guesses -= slot->guessed;
+        s->stats.draft_rows += slot->guessed;
     }
     s->frames[MOE_DECODER].rows = rows;
 }
@@ -13154,7 +13274,9 @@ static moe_status moe_step(moe_session *s, moe_error *error) {
     } else {
         moe_share_pages(s);
         moe_fill_frame(s);
+        const uint64_t begin = moe_nanoseconds();
         MOE_TRY(moe_session_run(s, MOE_DECODER, error));
+        if (!s->pace.mixed) moe_pace_add(&s->pace, (double)d->rows, (double)(moe_nanoseconds() - begin) * 1e-9);
         step.rows = d->rows;
     }
     s->stats.steps++;
@@ -13168,9 +13290,11 @@ static moe_status moe_step(moe_session *s, moe_error *error) {
     if (d->beam.coverage) moe_add_coverage(s);
     for (size_t i = 0; i < s->n_slots; i++) {
         moe_slot *slot = &s->slots[i];
+        const size_t steps = slot->steps + 1;
         if (slot->waits) continue;
         if (!(slot->active && slot->stops ? moe_stop_slot(&s->search, slot, i, &d->beam, s->coverage_next)
                                           : moe_slot_steps(&s->search, slot, i, &d->beam, s->next))) {
+            if (slot->guessed) s->stats.draft_tokens += slot->steps - steps;
             moe_report_tokens(s, i);
             continue;
         }
@@ -13269,7 +13393,7 @@ moe_status moe_translate_ids(moe_session *s, const int32_t *source, size_t n, in
     return one.status;
 }
 
-/* ==== 41. Sessions: classifying ===============================================================================
+/* ==== 43. Sessions: classifying ===============================================================================
  * The classification of rows of numbers in batches. */
 
 static moe_status moe_classify_all(moe_session *s, const float *inputs, size_t rows, int32_t *classes, float *logprobs,

@@ -526,7 +526,9 @@ moe_status moe_session_bytes(const moe_model *model, const moe_session_params *p
     X(SUM, expert_fetch_bytes, "bytes of these experts")                                                      \
     X(SUM, expert_wait_ns, "total nanoseconds that threads waited for experts")                               \
     X(SUM, expert_ahead, "experts prefetched")                                                                \
-    X(SUM, expert_ahead_used, "prefetched experts that were used")
+    X(SUM, expert_ahead_used, "prefetched experts that were used")                                            \
+    X(SUM, draft_rows, "rows that computed tokens of drafts")                                                 \
+    X(SUM, draft_tokens, "of these tokens, those of the translation")
 
 #define MOE_STAT_SUM uint64_t
 #define MOE_STAT_LEVEL uint64_t
@@ -597,6 +599,13 @@ typedef struct moe_request {
     float repetition_penalty;           /* for the translation, not its prompt; 0: the session's penalty for both */
     const moe_session_params *sampling; /* NULL, or parameters sample to min_p; requires a session with sample 1 */
     int beam; /* number of hypotheses, at most the session's; 0: the session's. 1 disables reranking */
+    /* A text that the translation may resemble, such as an older translation or a fast model's, or NULL: [n_draft] ids
+     * without those of `target`. It changes the time only: the session computes probable tokens of the draft together
+     * and keeps those that it would have chosen. It computes none if it expects no gain, with a beam above 1, for
+     * LSTM and Gated DeltaNet decoders, with constraints or callbacks next_token, routing or attention, and on a GPU.
+     */
+    const int32_t *draft;
+    size_t n_draft;
 } moe_request;
 typedef struct moe_hypothesis {
     const int32_t *ids;          /* [n_ids] without begin and end                                                  */

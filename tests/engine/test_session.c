@@ -71,6 +71,8 @@ typedef struct ask {
     int32_t constraint_ids[3][3];
     size_t n_constraints;
     const moe_session_params *sampling;
+    int32_t draft[LONGEST + 8];
+    size_t n_draft;
 } ask;
 
 typedef struct outcome_hypothesis {
@@ -103,8 +105,8 @@ typedef struct request_feed {
     int beam;               /* beam of every request or, if negative, of every second one; 0: the session's */
     moe_session *cancelled; /* session to cancel; NULL to cancel through the return value of pull */
     moe_constraint constraints[3];
-    int32_t scratch[LONGEST], target_scratch[LONGEST]; /* valid only until the next pull */
-    struct partials *partials;                         /* [n], or NULL without a callback for partial results */
+    int32_t scratch[LONGEST], target_scratch[LONGEST], draft_scratch[LONGEST + 8]; /* valid only until the next pull */
+    struct partials *partials; /* [n], or NULL without a callback for partial results */
 } request_feed;
 
 /* Partial results of a request. */
@@ -151,6 +153,9 @@ static int pull(void *user, int wait, moe_request *r) {
     }
     r->constraints = a->n_constraints ? f->constraints : NULL;
     r->n_constraints = a->n_constraints;
+    memcpy(f->draft_scratch, a->draft, sizeof f->draft_scratch);
+    r->draft = a->n_draft ? f->draft_scratch : NULL;
+    r->n_draft = a->n_draft;
     r->raw = a->raw;
     r->sampling = a->sampling;
     if (a->tag) r->target_tag = a->tag;
@@ -823,6 +828,116 @@ TEST(a_limited_context_does_not_change_results) {
         free(wanted), free(asks);
         drop(f);
     }
+}
+
+/* ---- Drafts ---- */
+
+/* Make drafts from translations. `kind` 0: the same; 1: every second token replaced; 2: tokens left out and inserted;
+ * 3: noise; 4: the translation after other text, as if copied from a source. */
+static void make_drafts(ask *asks, const outcome *wanted, int kind) {
+    uint64_t random = 3 + (uint64_t)kind;
+    for (size_t k = 0; k < SENTENCES; k++) {
+        const outcome_hypothesis *h = &wanted[k].hypotheses[0];
+        const size_t given = asks[k].prefix ? asks[k].n_target : 0; /* a draft continues the given tokens */
+        size_t n = 0;
+        for (size_t i = 0; kind == 4 && i < 4; i++) asks[k].draft[n++] = 8 + (int32_t)mw_below(&random, 20);
+        for (size_t i = given; i < h->n_ids; i++) {
+            const int32_t other = 8 + (int32_t)mw_below(&random, MW_VOCABULARY - 8);
+            if (kind == 2 && i % 7 == 3) continue;
+            if (kind == 2 && i % 7 == 5) asks[k].draft[n++] = other;
+            asks[k].draft[n++] = kind == 3 || (kind == 1 && i % 2) ? other : h->ids[i];
+        }
+        asks[k].n_draft = n;
+    }
+}
+
+TEST(drafts_do_not_change_a_bit) {
+    static const int variants[] = { NLLB, MARIAN, MARIAN | LISTED, MW_GNMT, STUDENT };
+    for (size_t i = 0; i < 4 * MOE_COUNT(variants); i++) {
+        const int variant = variants[i / 4], together = variant != MW_GNMT;
+        fixture *f = small(variant, i % 2 ? MW_Q8 : MW_F32);
+        moe_session_params p = params_for(f->model);
+        p.beam = p.nbest = 1;
+        p.rules = together ? MOE_RULES_HF : 0, p.source_tag = variant == NLLB ? MW_TAG_DE : -1;
+        if (i % 4 > 1) p.sample = 1, p.temperature = 0.7f, p.top_p = 0.9f;
+        if (i % 2 && together) p.repetition_penalty = 1.2f, p.min_target = 6;
+        poke(f, "output.bias", MW_EOS, moe_to_bits(-3.0f)); /* longer translations */
+        ask *asks = copied_sentences();
+        outcome *wanted = translate(f, &p, asks, SENTENCES), found[SENTENCES];
+        for (int kind = 0; kind < 5; kind++) {
+            make_drafts(asks, wanted, kind);
+            p.batch = kind % 2 ? 5 : 1, p.threads = 1 + kind % 2, p.isa = isa_of(i + (size_t)kind);
+            moe_session *s = new_session(f, &p);
+            translate_with(s, asks, SENTENCES, NULL, kind == 2, found);
+            assert_same(wanted, found, SENTENCES, "a draft");
+            const moe_stats stats = moe_session_stats(s);
+            CHECK(stats.draft_rows >= stats.draft_tokens && stats.rows >= stats.draft_rows, "%zu of %zu guesses",
+                  (size_t)stats.draft_tokens, (size_t)stats.draft_rows);
+            if (!together) assert_int_equal(stats.draft_rows, 0);
+            CHECK(!together || kind > 2 || stats.draft_tokens > 0, "%zu %d: %zu of %zu", i, kind,
+                  (size_t)stats.draft_tokens, (size_t)stats.draft_rows);
+            moe_session_free(s);
+        }
+        free(asks), free(wanted);
+        drop(f);
+    }
+}
+
+/* A beam, constraints and callbacks disable drafts; invalid ids are errors. */
+TEST(drafts_that_cannot_be_followed) {
+    fixture *f = small(NLLB, MW_Q8);
+    moe_session_params p = params_for(f->model);
+    ask *asks = copied_sentences();
+    reports seen = { 0 };
+    p.rules = MOE_RULES_HF, p.source_tag = MW_TAG_DE, p.max_constraints = 1;
+    for (int kind = 0; kind < 4; kind++) {
+        p.beam = kind == 1 ? 3 : 1;
+        p.routing = kind == 2 ? sum_routing : NULL, p.routing_user = &seen;
+        for (size_t k = 0; k < SENTENCES; k++) {
+            asks[k].n_draft = 0, asks[k].n_constraints = kind == 3 && !asks[k].prefix;
+            asks[k].constraint_ids[0][0] = 20, asks[k].constraints[0] = (moe_constraint){ .n_ids = 1 };
+        }
+        outcome *wanted = translate(f, &p, asks, SENTENCES), found[SENTENCES];
+        make_drafts(asks, wanted, 0);
+        moe_session *s = new_session(f, &p);
+        translate_with(s, asks, SENTENCES, NULL, 0, found);
+        assert_same(wanted, found, SENTENCES, "a draft");
+        assert_true((moe_session_stats(s).draft_rows == 0) == (kind == 1 || kind == 2));
+        if (kind == 0) {
+            asks[1].draft[1] = MW_VOCABULARY, asks[2].draft[0] = -1;
+            translate_with(s, asks, SENTENCES, NULL, 0, found);
+            assert_int_equal(found[1].status, MOE_ERROR_ARGUMENT);
+            assert_string_equal(found[1].message, "draft token 40 is outside the vocabulary (0 to 39)");
+            assert_int_equal(found[2].status, MOE_ERROR_ARGUMENT);
+            assert_int_equal(found[3].status, MOE_OK);
+        }
+        moe_session_free(s);
+        free(wanted);
+    }
+    free(asks);
+    drop(f);
+}
+
+/* Guessed rows are worth it while the next guess raises the tokens per second. */
+TEST(number_of_guesses) {
+    moe_session s = { .search = { .n_ends = 1, .ends = { 2 } } };
+    int32_t draft[64];
+    moe_slot slot = { .draft = draft, .n_draft = 64, .right = 1, .task = { .limit = 100 } };
+    double more;
+    for (size_t i = 0; i < 64; i++) draft[i] = 5;
+    assert_int_equal(moe_guesses(&s, &slot, 0.01, 1), 64); /* the cost of a row is below that of a run */
+    assert_int_equal(moe_guesses(&s, &slot, 1.5, 1), 0);
+    slot.right = 0.5f;
+    assert_int_equal(moe_guesses(&s, &slot, 0.1, 1),
+                     2); /* .5 * 1 > .1 * 1, .25 * 1.1 > .1 * 1.5, .125 * 1.2 < .1 * 1.75 */
+    slot.right = 1, draft[3] = 2;
+    assert_int_equal(moe_guesses(&s, &slot, 0.01, 1), 3); /* an end token */
+    slot.steps = 98;
+    assert_int_equal(moe_guesses(&s, &slot, 0.01, 1), 1); /* the length limit */
+    slot.steps = 0, slot.task.n_target = 1;
+    assert_int_equal(moe_guesses(&s, &slot, 0.01, 1), 0); /* tokens are given */
+    for (int i = 0; i < 200; i++) moe_pace_add(&s.pace, 1 + i % 4, 0.5 + 0.1 * (1 + i % 4));
+    CHECK(fabs(moe_pace_of(&s.pace, 2, &more) - 0.7) < 0.01 && fabs(more - 0.1) < 0.02, "%f", more);
 }
 
 /* ---- The choice of the next token ---- */
