@@ -118,7 +118,7 @@ $(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
 # test_session with kernels. test-long repeats LONGER_SUITES with more input (MOE_TEST_LONG). The longest suites start
 # first, so that no core is idle at the end.
 LONGER_SUITES = $(addprefix tests/,programs/test_cli.py programs/test_keeping.py server/test_server.py \
-	cuda/test_cuda_golden.sh)
+	server/test_structured.py cuda/test_cuda_golden.sh)
 TRANSFORMERS_SUITES = $(addprefix tests/,convert/test_decoder.py convert/test_transformers.py \
 	convert/test_hf_tokens.py golden/test_fixtures.py)
 LONG_SUITES = tests/convert/test_damage.py tests/convert/test_smollm2.py tests/convert/test_gemma.py \

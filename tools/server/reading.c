@@ -82,8 +82,7 @@ static void too_many(request *req) {
            req->server->setup->options.max_texts);
 }
 
-/* Add a text unless the request has too many texts. Return 0 if the request is refused. */
-static int take_text(request *req, const char *text, size_t length) {
+int take_text(request *req, const char *text, size_t length) {
     if (req->refusal) return 0;
     if (req->n_items == (size_t)req->server->setup->options.max_texts) too_many(req);
     else if (!add_text(req, text, length)) refuse_memory(req);
@@ -272,6 +271,21 @@ static void read_json(request *req) {
     else if (d->read) d->read(req, all);
     else take_members(req, all);
     cJSON_Delete(all);
+}
+
+cJSON *parse_text(request *req, const char *data, size_t length) {
+    const text_bytes text = { (char *)(uintptr_t)data, length, 0, 0 };
+    const char *end = data;
+    int has_nul = 0;
+    if (count_values(&text, &has_nul) > MOST_VALUES)
+        refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "too many values in the JSON of a message; the limit is 10000");
+    if (has_nul || req->refusal) return NULL;
+    no_memory = 0;
+    cJSON *all = cJSON_ParseWithLengthOpts(data, length, &end, 0);
+    if (!all && no_memory) refuse_memory(req);
+    if (all && at_end(end, data + length)) return all;
+    cJSON_Delete(all);
+    return NULL;
 }
 
 /* Return 1 for application/json, with or without parameters. JSON is accepted only with this type, which pages of other

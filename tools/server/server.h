@@ -4,6 +4,10 @@
  *   backend.c      models and their translators
  *   libre.c ...    HTTP interfaces, each with a table of routes and its `dialect`s
  *   fetching.c     local and available models; runs moe-get
+ *   openai.c       OpenAI's API; ollama.c: Ollama's
+ *   chat.c         answer messages, for both
+ *   shape.c        messages whose lines are translated one by one
+ *   schema.c       answers in JSON of a schema
  *   translate.c    common code of the interfaces: checks, languages, HTML, streams, answers
  *   http.c         connections: limits, keys, replies
  *   hosts.c        check host names and origins of web pages
@@ -78,7 +82,7 @@ typedef struct server server;
 typedef struct request request;
 typedef struct backend backend;
 typedef struct route route;
-typedef struct chat chat;         /* defined in openai.c */
+typedef struct chat chat;         /* defined in chat.h */
 typedef struct experts experts;   /* defined in experts.c */
 typedef struct fetching fetching; /* defined in fetching.c */
 
@@ -457,6 +461,10 @@ void refuse_memory(request *req);
 void take_word(char *out, size_t size, const char *value, size_t length);
 /* Add a text to a request. Return 0 if out of memory. */
 int add_text(request *req, const char *text, size_t length);
+/* Add a text unless the request has too many texts. Return 0 if the request is refused. */
+int take_text(request *req, const char *text, size_t length);
+/* Parse a text that is JSON as a whole. Return NULL if it is not, or after refusing a request with too many values. */
+cJSON *parse_text(request *req, const char *data, size_t length);
 void items_free(text_item *items, size_t n);
 /* Prepare this process for read_body. */
 void reading_begin(void);

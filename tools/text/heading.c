@@ -71,6 +71,14 @@ static size_t folded(const char *word, size_t length, char out[64]) {
     return n + 4 < 64 ? n : 0;
 }
 
+const char *text_language_named(const char *word, size_t length) {
+    char lower[64];
+    const size_t n = folded(word, length, lower);
+    for (int i = 0; i < LANGUAGES && n; i++)
+        if (text_is_listed(languages[i] + 3, lower, n)) return languages[i];
+    return NULL;
+}
+
 static int is_letters(const char *word, size_t n, char first, char last) {
     for (size_t i = 0; i < n; i++)
         if (word[i] < first || word[i] > last) return 0;

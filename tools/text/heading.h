@@ -9,4 +9,8 @@
  * terms. A code such as "it" counts only if it is a language of `model`, which may be NULL. */
 int text_is_heading(const moe_model *model, moe_span source, moe_span target);
 
+/* Return the two-letter code, which other text follows, of the language that a word names ("German", "Deutsch"), or
+ * NULL. */
+const char *text_language_named(const char *word, size_t length);
+
 #endif
