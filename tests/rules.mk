@@ -110,8 +110,8 @@ $(BIN)/moe-make-random: $(addprefix $(BUILD)/,moe-make-random.o options.o settin
 $(BUILD)/bank_reads: $(BUILD)/bank_reads.o
 	$(LINK) -lm -o $@
 
-# Programs for tests/engine/parity.py, and for tests/cuda/gpu-check on a machine with a GPU.
-$(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
+# Programs for tests/engine/parity.py, for tests/cuda/gpu-check on a machine with a GPU, and for tests/bench.
+$(BUILD)/parity $(BUILD)/gpu_run $(BUILD)/draft_bench: %: %.o $(LIBRARY)
 	$(LINK) -lm $(CUDA_LIBS) -o $@
 
 # Suites that take minutes or need PyTorch. test_kernels-emulated repeats test_kernels, test_session-emulated repeats

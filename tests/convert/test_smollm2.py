@@ -21,6 +21,7 @@ import lzma
 import os
 import re
 import sys
+import tempfile
 
 from converting import ROOT, TRANSLATE, convert_quietly, out_of_wheel, run
 from suite import Suite
@@ -251,6 +252,24 @@ def server_chats_are_the_same_with_and_without_streaming():
         *events, last = [event.removeprefix("data: ") for event in events.strip().split("\n\n")]
         deltas = [json.loads(event)["choices"][0]["delta"].get("content", "") for event in events]
         assert status == 200 and last == "[DONE]" and "".join(deltas) == wanted and len(deltas) > 5, (deltas, wanted)
+
+
+@real_test
+def drafts_change_no_byte():
+    """A model with four bits makes drafts for the model with eight. Lines are cut at 24 tokens, in batches of 1 and 3."""
+    with tempfile.TemporaryDirectory() as made:
+        models = [os.path.join(made, kind + ".bin") for kind in ("q8b", "q4m")]
+        for model in models:
+            kind = os.path.basename(model)[:-4]
+            assert convert_quietly("--from", "gguf", file(), "-o", model, "--type", kind, "--prompts", "milmmt") is None
+        lines = [line for line in news() if 20 < len(line) < 120][:6]
+        whole = [TRANSLATE, "-m", models[0], "-s", "en", "-t", "de", "--json", "--stats", *GREEDY]
+        for batch in "1", "3":
+            plain, drafted = (run([*whole, "--batch", batch, *more], lines) for more in ([], ["--draft", models[1]]))
+            assert plain.stdout == drafted.stdout, (plain.stdout, drafted.stdout)
+            rows, right = (int(re.search(rf"{key}\D+(\d+)", drafted.stderr)[1]) for key in ("draft_rows", "draft_tokens"))
+            print(f"    batch {batch}: {right} of {rows} guesses were right")
+            assert right > 10, drafted.stderr
 
 
 @real_test

@@ -1421,6 +1421,46 @@ TEST(unfinished_texts_are_dropped_at_the_end) {
 }
 
 /* Only a limited number of parts may wait for an earlier part. The limit must not stop a text of many blank lines. */
+/* Translate texts with drafts, which must not change the translations of `wanted` (may be NULL). */
+static moe_stats translate_drafted(const moetext_model *m, const char *options, moetext_request *requests, size_t n,
+                                   const outcome *wanted, outcome *found) {
+    moetext *t = NULL;
+    moe_error e;
+    feed f = { .requests = requests, .n = n, .outcomes = found };
+    memset(found, 0, n * sizeof *found);
+    if (moetext_new(m, options, &t, &e) || moetext_translate(t, pull, done, &f, &e)) fail_msg("%s", e.message);
+    for (size_t i = 0; i < n; i++) {
+        if (found[i].status) fail_msg("%s", found[i].message);
+        if (wanted) assert_string_equal(found[i].texts[0], wanted[i].texts[0]);
+        if (wanted) assert_true(found[i].score[0] == wanted[i].score[0]);
+    }
+    const moe_stats stats = moetext_stats(t);
+    moetext_free(t);
+    return stats;
+}
+
+/* The shipped decoder is an LSTM, which computes no drafts; tests/convert/test_smollm2.py has a model that does. */
+TEST(drafts_change_no_translation) {
+    static const char *const texts[] = { "It is late.\nGo to bed.\n", "Who?" };
+    static outcome wanted[2], found[2];
+    moetext_request requests[2] = { { .text = texts[0], .length = strlen(texts[0]) },
+                                    { .text = texts[1], .length = strlen(texts[1]) } };
+    moetext *t;
+    moe_error e;
+    translate_drafted(model, "target=de;beam=1", requests, 2, NULL, wanted);
+    requests[0].draft = wanted[0].texts[0], requests[0].draft_length = strlen(wanted[0].texts[0]);
+    requests[1].draft = "\xff not UTF-8", requests[1].draft_length = 11;
+    assert_int_equal(translate_drafted(model, "target=de;beam=1", requests, 2, wanted, found).draft_rows, 0);
+    requests[0].draft_length = 5; /* fewer lines */
+    translate_drafted(model, "target=de;beam=1", requests, 2, wanted, found);
+    requests[0].draft = requests[1].draft = NULL;
+    translate_drafted(model, "target=de;beam=1;draft=models/en-de-fr-es.bin", requests, 2, wanted, found);
+    assert_int_equal(moetext_new(model, "target=de;draft=models/en-de-fr-es.bin", &t, &e), MOE_ERROR_ARGUMENT);
+    assert_string_equal(e.message, "a draft requires a beam of 1; the beam is 8");
+    assert_int_equal(moetext_new(model, "target=de;beam=1;draft=build/nothing.bin", &t, &e), MOE_ERROR_IO);
+    assert_non_null(strstr(e.message, "build/nothing.bin"));
+}
+
 TEST(many_blank_lines_can_follow_a_sentence) {
     enum { LINES = 20000 };
     char *text = malloc(LINES + 64);

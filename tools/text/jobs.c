@@ -427,13 +427,13 @@ void text_show_partial(const text_front *front, const text_partial *p, size_t be
 }
 
 /* Numbers of text_bytes and of text_ids in a job. */
-enum { TEXTS = 7, IDS = 6 };
+enum { TEXTS = 7, IDS = 7 };
 
 static void memory_of(text_job *job, text_bytes *texts[TEXTS], text_ids *ids[IDS]) {
     text_bytes *const t[TEXTS] = { &job->source, &job->target,  &job->gap,         &job->context,
                                    &job->shown,  &job->written, &job->partial.text };
-    text_ids *const i[IDS] = { &job->source_ids, &job->target_ids,  &job->prompt,
-                               &job->phrase_ids, &job->resumed_ids, &job->partial.ids };
+    text_ids *const i[IDS] = { &job->source_ids, &job->target_ids,  &job->prompt,     &job->phrase_ids,
+                               &job->draft_ids,  &job->resumed_ids, &job->partial.ids };
     memcpy(texts, t, sizeof t), memcpy(ids, i, sizeof i);
 }
 

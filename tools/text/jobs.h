@@ -55,6 +55,7 @@ typedef struct text_job {
     text_ids source_ids, target_ids;
     text_ids prompt;                /* (prompted) the whole prompt; empty if source_ids are the input */
     text_ids phrase_ids;            /* (guarded) a phrase that is translated separately; may be empty */
+    text_ids draft_ids;             /* tokens that the translation may contain (drafts.h) */
     text_ids resumed_ids;           /* for TEXT_RESUME, the output before the repetition */
     struct text_guard *guard;       /* (guarded) protected spans (protect.h); may be NULL */
     struct text_constraints *bound; /* (prompted) constraints of a second answer (prompt.h); may be NULL */

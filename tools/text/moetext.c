@@ -11,6 +11,7 @@
  */
 #include "tools/text/align.h"
 #include "tools/text/detect.h"
+#include "tools/text/drafts.h"
 #include "tools/text/memory.h"
 #include "tools/text/moetext.h"
 #include "tools/text/open.h"
@@ -369,6 +370,7 @@ typedef struct part {
     int finished;
     const char *joint; /* separator after the previous part */
     size_t begin;      /* offset in the text */
+    moe_span draft;
     hypotheses found;
 } part;
 
@@ -384,6 +386,9 @@ typedef struct unit {
     int last_line;                  /* 1 if the current line is the last line */
     const char *joint, *next_joint; /* separators before the next part and the next line */
     int closed;                     /* 1 if no more parts follow */
+    text_draft draft;               /* lines of the draft after the current line */
+    moe_span line_draft;            /* draft of the current line */
+    char *drafted;                  /* the fast model's draft, owned; may be NULL */
 
     part *first, *last; /* parts that are not joined yet */
     part *before;       /* the last joined part; may be NULL */
@@ -481,6 +486,8 @@ struct moetext {
     unit *unit;                 /* the current text; may be NULL */
     unit *units, *spare_units;  /* texts in progress; texts to reuse */
     size_t batch, nbest;        /* batch size of the session; maximum number of hypotheses per result */
+    int beam;                   /* of the session */
+    moetext *drafter;           /* translator of a fast model; NULL without the option draft */
     size_t most_parts, n_spare; /* limit of parts per text, and of spare parts; number of spare parts */
     size_t under_way;           /* parts that are not decoded yet */
     part *spare_parts;
@@ -536,6 +543,7 @@ static void unit_free(unit *u) {
     hypotheses_free(&u->joined);
     text_notes_free(&u->notes);
     sequence_free(&u->source);
+    free(u->drafted);
     free(u);
 }
 
@@ -545,6 +553,7 @@ static unit *unit_new(moetext *t, const moetext_request *q) {
     else if (!(u = calloc(1, sizeof *u))) return NULL;
     u->source.ids.length = u->source.n_ends = u->joined.n = 0;
     text_notes_clear(&u->notes);
+    free(u->drafted);
     *u = (unit){ .next = t->units,
                  .request = *q,
                  .joint = "",
@@ -1202,6 +1211,23 @@ static moe_status tags_of(moetext *t, const moetext_request *q, int32_t *source_
     return MOE_OK;
 }
 
+/* Prepare the caller's draft or, without one, a draft of the fast model. */
+static void begin_draft(moetext *t, unit *u) {
+    const moetext_request *q = &u->request;
+    const moe_span text = { q->text ? q->text : "", q->text ? q->length : 0 };
+    moe_span draft = { q->draft ? q->draft : "", q->draft ? q->draft_length : 0 };
+    if (!q->draft && t->drafter && q->task == MOETEXT_TRANSLATE) {
+        const int64_t offsets[] = { 0, (int64_t)text.length };
+        moetext_rows found;
+        if (moetext_translate_rows(t->drafter, text.data, offsets, 1, NULL, q->source, q->target, &found, NULL) ==
+            MOE_OK)
+            u->drafted = malloc((size_t)found.offsets[1] + 1);
+        if (u->drafted) draft = (moe_span){ u->drafted, (size_t)found.offsets[1] };
+        if (u->drafted && draft.length) memcpy(u->drafted, found.bytes, draft.length);
+    }
+    u->draft = text_draft_begin(draft, text);
+}
+
 /* Begin a text. Return NULL if the text is refused. */
 static unit *begin_text(moetext *t, const moetext_request *q) {
     int32_t source_tag = -1, target_tag = -1;
@@ -1221,7 +1247,7 @@ static unit *begin_text(moetext *t, const moetext_request *q) {
     else if (q->context_length && !text_is_usable(q->context, q->context_length))
         refuse(t, q, MOE_ERROR_ARGUMENT, "the context is not valid UTF-8 or contains a NUL byte");
     else if (!(u = unit_new(t, q))) refuse(t, q, MOE_ERROR_MEMORY, "out of memory");
-    else u->source_tag = source_tag, u->target_tag = target_tag;
+    else u->source_tag = source_tag, u->target_tag = target_tag, begin_draft(t, u);
     return u;
 }
 
@@ -1305,6 +1331,7 @@ static void stream_next(text_stream *stream, text_line *line) {
         line->given_length = q->given ? q->given_length : 0;
     }
     u->at += length + (size_t)(end != NULL);
+    u->line_draft = text_draft_next(&u->draft);
     u->last_line = !end;
     u->next_joint = !end ? "" : carriage ? "\r\n" : "\n";
 }
@@ -1355,6 +1382,7 @@ static text_job *stream_add(text_stream *stream, const text_line *line, int more
         return NULL;
     }
     p->joint = u->joint;
+    p->draft = u->line_draft;
     p->begin = (size_t)(line->data - (u->request.text ? u->request.text : line->data));
     p->job.more = more;
     u->joint = more ? " " : u->next_joint;
@@ -1366,8 +1394,20 @@ static text_job *stream_insert(text_stream *stream, text_job *before, size_t at)
     part *first = (part *)(void *)before, *p = part_new(translator_of(stream), first->unit, first);
     if (!p) return NULL;
     p->joint = " ";
+    p->draft = first->draft;
     p->begin = first->begin + at;
     return &p->job;
+}
+
+/* Give a request the tokens of its draft. A text that cannot be encoded is no draft. */
+static void add_draft(const moetext *t, text_job *job, moe_span draft, moe_request *request) {
+    const text_front targets = text_front_of_targets(&t->model->front);
+    job->draft_ids.length = 0;
+    if (t->beam > 1 || !draft.length || !is_text(t)) return;
+    if (text_utf8_valid(draft.data, draft.length) < draft.length || memchr(draft.data, '\0', draft.length)) return;
+    if (text_encode(&targets, draft.data, draft.length, &job->draft_ids, NULL)) return;
+    request->draft = job->draft_ids.data;
+    request->n_draft = job->draft_ids.length;
 }
 
 static void stream_request(text_stream *stream, text_job *job, moe_request *request) {
@@ -1385,6 +1425,7 @@ static void stream_request(text_stream *stream, text_job *job, moe_request *requ
     request->target_tag = u->target_tag;
     request->raw = t->raw;
     request->force = t->settings.force;
+    add_draft(t, job, ((const part *)(const void *)job)->draft, request);
     if (u->request.partial) request->partial = text_stream_partial;
     if (u->request.task == MOETEXT_ANSWER) request->limit = u->request.limit, request->sampling = u->request.sampling;
     if (request->sampling) request->repetition_penalty = request->sampling->repetition_penalty;
@@ -1673,6 +1714,20 @@ static moe_status open_rules(moetext *t, moe_error *error) {
     return text_rules_new(&t->model->front, s->protect != 0, glossary, s->terms, &t->rules, error);
 }
 
+/* Open the fast model that makes drafts, with the languages and threads of the translator. */
+static moe_status open_drafter(moetext *t, moe_error *error) {
+    text_settings s = text_settings_none();
+    moetext_model *m;
+    s.threads = t->settings.threads;
+    memcpy(s.target, t->settings.target, sizeof s.target);
+    memcpy(s.source, t->settings.source, sizeof s.source);
+    const moe_status status = text_model_open(t->settings.draft, &s, &m, error);
+    if (status) return status;
+    const moe_status made = text_leg_new(m, &s, NULL, NULL, &t->drafter, error);
+    moetext_model_close(m);
+    return made;
+}
+
 moe_status text_leg_end(moetext *t, moe_error *error) {
     const moetext_model *m = t->model;
     const int plain = t->reads != TEXT_FORM_TEXT, both = plain && t->writes != TEXT_FORM_TEXT;
@@ -1685,6 +1740,9 @@ moe_status text_leg_end(moetext *t, moe_error *error) {
     t->in_context = t->prompt;
     if (!t->in_context.context) t->in_context.context = TEXT_PROMPT_CONTEXT;
     if (!status) text_prompt_check(&m->front, &t->in_context, plain, &t->no_context);
+    if (!status && t->settings.draft[0] && t->beam > 1)
+        status = text_fail(error, MOE_ERROR_ARGUMENT, "draft", "a draft requires a beam of 1; the beam is %d", t->beam);
+    if (!status && t->settings.draft[0]) status = open_drafter(t, error);
     return status || !t->kept ? status : open_rules(t, error);
 }
 
@@ -1767,6 +1825,7 @@ static void set_stream(moetext *t, const moe_session_params *p) {
         .max_target = (size_t)p->max_target + (size_t)t->raw_target
     }; /* a target can include the end token */
     t->batch = (size_t)p->batch;
+    t->beam = p->beam;
     t->most_parts = 16 * t->batch + 256;
     t->split = !is_text(t) ? 0 : t->settings.split < 0 ? TEXT_SPLIT : (size_t)t->settings.split;
 }
@@ -1896,6 +1955,7 @@ void moetext_free(moetext *t) {
     text_aligner_free(&t->aligner);
     free(t->looks);
     text_detector_close(t->detector);
+    moetext_free(t->drafter);
     free(t->hypotheses);
     text_stream_free(&t->stream);
     text_rules_free(t->rules);

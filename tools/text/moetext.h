@@ -395,6 +395,11 @@ typedef struct moetext_request {
     size_t n_ids, limit;                /* limit of an answer in tokens; 0 for the translator's limit */
     const moe_session_params *sampling; /* moe_request.sampling of an answer; its repetition_penalty applies too */
     moetext_routing_fn routing;         /* called with the option routing=1; may be NULL, also from a later part on */
+
+    /* [draft_length] a text that the translation may resemble, such as the translation of an older version, with a line
+     * for each line of the text. It saves time and changes no byte of the result (moe_request.draft). */
+    const char *draft;
+    size_t draft_length;
 } moetext_request;
 
 typedef struct moetext_hypothesis {

@@ -85,6 +85,8 @@ static const option_row table[] = {
       .group = GROUP_SEARCH, WHOLE_OF(force, 0, INT32_MAX, "0 or more") },
     { "routing", NULL, "let texts request the experts of their tokens, which takes a second pass (default: 0)",
       SWITCH_OF(routing) },
+    { "draft", "MODEL", "fast model whose translations a slower one verifies; changes no byte",
+      .more = ". Requires a beam of 1", .group = GROUP_SPEED, TEXT_OF(draft, "a model file") },
     { "threads", "N", "number of threads (default: one per available processor)", .group = GROUP_SPEED,
       WHOLE_OF(threads, 1, MOE_MAX_THREADS, "1 to 256") },
     { "batch", "N", "sentences, lines or rows per batch (default: 32; 128 for scoring)", .group = GROUP_SPEED,

@@ -20,6 +20,7 @@ typedef struct text_settings {
     int cache;        /* 0: convert published models for this run only */
     int form, kind;   /* text_form; kind is 1 for a language model */
     char style[256], prompt[1024], target[32], source[32], preset[16], isa[32], device[32], gating[16], glossary[4096];
+    char draft[4096];           /* file of a fast model */
     double params[TEXT_PARAMS]; /* values by the index of moe_param_at */
     int context;                /* number of earlier lines */
     int max_len, split, truncate, capitals, protect, alignment;

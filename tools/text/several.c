@@ -694,6 +694,8 @@ static moe_status several_new(text_set *set, const text_settings *settings, text
         status = text_set_way(set, (size_t)s->source, (size_t)s->target, &s->only, error);
     if (!status && settings->form >= 0 && settings->form != text_set_form(set))
         status = text_fail(error, MOE_ERROR_ARGUMENT, "form", "option form differs from that of the models");
+    if (!status && settings->draft[0])
+        status = text_fail(error, MOE_ERROR_UNSUPPORTED, "draft", "a draft requires a single model");
     s->settings.form = text_set_form(set);
     s->one_way = s->settings.form > 0 || settings->force >= 0;
     if (!status && s->one_way && s->auto_source)

@@ -29,7 +29,7 @@ class Request(ctypes.Structure):
                 ("given", c_char_p), ("given_length", c_size_t), ("glossary", c_void_p), ("user", c_void_p),
                 ("place", c_void_p), ("drop", c_void_p), ("context", c_char_p), ("context_length", c_size_t),
                 ("partial", c_void_p), ("ids", POINTER(c_int32)), ("n_ids", c_size_t), ("limit", c_size_t),
-                ("sampling", c_void_p), ("routing", c_void_p)]
+                ("sampling", c_void_p), ("routing", c_void_p), ("draft", c_char_p), ("draft_length", c_size_t)]
 
 
 class Link(ctypes.Structure):

@@ -1,0 +1,143 @@
+/* draft_bench.c - measures how drafts (moe_request.draft) change the speed of a decoder-only model.
+ *
+ *     make build/draft_bench
+ *     build/draft_bench MODEL [BATCHES [TOKENS [ROUNDS [THREADS]]]]     default: 1,8,32 64 3 2
+ *
+ * Sources are random tokens. The drafts are the model's own translations, in which a share of the tokens is replaced.
+ * Runs without and with drafts alternate, and all results must have the same bytes. Prints a JSON line for each batch
+ * and share of right tokens: the median of the ratios, and how many of the computed guesses were right.
+ */
+#define _POSIX_C_SOURCE 200809L
+
+#include "moe.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { SOURCE = 32, MOST = 64, LONGEST = 512, ROUNDS = 32 };
+
+static const double shares[] = { 0, 0.5, 0.9, 1 };
+
+typedef struct bench {
+    int32_t sources[MOST][SOURCE], targets[MOST][LONGEST], drafts[MOST][LONGEST];
+    float scores[MOST];
+    size_t lengths[MOST], n, sent, tokens;
+    int drafted, changed; /* drafted: 1 to send drafts; changed: results that differ from those without */
+} bench;
+
+static int pull(void *user, int wait, moe_request *q) {
+    bench *b = user;
+    (void)wait;
+    if (b->sent == b->n) return MOE_PULL_END;
+    q->source = b->sources[b->sent];
+    q->n_source = SOURCE;
+    q->draft = b->drafted ? b->drafts[b->sent] : NULL;
+    q->n_draft = b->drafted ? b->lengths[b->sent] : 0;
+    q->user = b->lengths + b->sent++;
+    return MOE_PULL_REQUEST;
+}
+
+static void done(void *user, const moe_result *r) {
+    bench *b = user;
+    const size_t i = (size_t)((size_t *)r->user - b->lengths);
+    if (r->status) exit((fprintf(stderr, "draft_bench: %s\n", r->message), 1));
+    const moe_hypothesis *h = r->hypotheses;
+    b->tokens += h->n_ids;
+    if (b->drafted)
+        b->changed += h->n_ids != b->lengths[i] || h->score != b->scores[i] ||
+                      memcmp(h->ids, b->targets[i], h->n_ids * sizeof *h->ids) != 0;
+    if (b->drafted) return;
+    memcpy(b->targets[i], h->ids, h->n_ids * sizeof *h->ids);
+    b->lengths[i] = h->n_ids;
+    b->scores[i] = h->score;
+}
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Translate all sources; return tokens per second. */
+static double turn(moe_session *s, bench *b, int drafted) {
+    moe_error e;
+    const double begin = seconds();
+    b->sent = b->tokens = 0, b->drafted = drafted;
+    if (moe_translate(s, pull, done, b, &e)) exit((fprintf(stderr, "draft_bench: %s\n", e.message), 1));
+    return (double)b->tokens / (seconds() - begin);
+}
+
+static int ascending(const void *a, const void *b) {
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
+
+static double median(double *x, size_t n) {
+    qsort(x, n, sizeof *x, ascending);
+    return x[n / 2];
+}
+
+static uint32_t draw(uint32_t *random) { return (*random = *random * 1664525 + 1013904223) >> 8; }
+
+static void measure(const moe_model *m, moe_session_params p, int batch, size_t rounds, const char *name) {
+    static bench b;
+    moe_error e;
+    moe_session *plain, *drafting;
+    uint32_t random = 1;
+    p.batch = batch;
+    b.n = batch < 4 ? 4 : (size_t)batch;
+    if (moe_session_new(m, &p, &plain, &e) || moe_session_new(m, &p, &drafting, &e))
+        exit((fprintf(stderr, "draft_bench: %s\n", e.message), 1));
+    const uint32_t vocabulary = (uint32_t)moe_model_vocabulary(m);
+    for (size_t i = 0; i < b.n; i++)
+        for (size_t k = 0; k < SOURCE; k++) b.sources[i][k] = (int32_t)(300 + draw(&random) % (vocabulary / 2));
+    for (size_t share = 0; share < sizeof shares / sizeof *shares; share++) {
+        double ratios[ROUNDS], without[ROUNDS], with[ROUNDS];
+        turn(plain, &b, 0);
+        for (size_t i = 0; i < b.n; i++)
+            for (size_t k = 0; k < b.lengths[i]; k++)
+                b.drafts[i][k] = draw(&random) % 1000 < (uint32_t)(1000 * shares[share])
+                                     ? b.targets[i][k]
+                                     : (int32_t)(300 + draw(&random) % (vocabulary / 2));
+        turn(drafting, &b, 1);
+        const moe_stats before = moe_session_stats(drafting);
+        for (size_t i = 0; i < rounds; i++) {
+            without[i] = turn(plain, &b, 0), with[i] = turn(drafting, &b, 1);
+            ratios[i] = with[i] / without[i];
+        }
+        const moe_stats after = moe_session_stats(drafting);
+        printf("{\"model\":\"%s\",\"batch\":%d,\"right\":%.1f,\"tok_s\":%.2f,\"draft_tok_s\":%.2f,\"ratio\":%.3f,"
+               "\"ratio_min\":%.3f,\"ratio_max\":%.3f,\"guesses\":%llu,\"guesses_right\":%llu,\"changed\":%d}\n",
+               name, batch, shares[share], median(without, rounds), median(with, rounds), median(ratios, rounds),
+               ratios[0], ratios[rounds - 1], (unsigned long long)(after.draft_rows - before.draft_rows),
+               (unsigned long long)(after.draft_tokens - before.draft_tokens), b.changed);
+        fflush(stdout);
+    }
+    moe_session_free(plain);
+    moe_session_free(drafting);
+    if (b.changed) exit(1);
+}
+
+int main(int argc, char **argv) {
+    moe_model *m;
+    moe_error e;
+    if (argc < 2) return fputs("usage: draft_bench MODEL [BATCHES [TOKENS [ROUNDS [THREADS]]]]\n", stderr), 2;
+    const char *batches = argc > 2 ? argv[2] : "1,8,32";
+    const int tokens = argc > 3 ? atoi(argv[3]) : 64, rounds = argc > 4 ? atoi(argv[4]) : 3;
+    if (tokens < 1 || tokens > LONGEST || rounds < 1 || rounds > ROUNDS) return 2;
+    if (moe_model_open(argv[1], NULL, &m, &e)) return fprintf(stderr, "draft_bench: %s\n", e.message), 1;
+    moe_session_params p = moe_session_params_default(m);
+    p.beam = p.nbest = 1, p.threads = argc > 5 ? atoi(argv[5]) : 2;
+    p.max_target = p.min_target = p.max_len_offset = tokens, p.max_len_factor = 0, p.stop_loops = 0;
+    p.max_source = 2 * SOURCE;
+    for (const char *at = batches; *at;) {
+        char *end;
+        const long batch = strtol(at, &end, 10);
+        if (end == at || batch < 1 || batch > MOST) return fputs("draft_bench: invalid batch\n", stderr), 2;
+        measure(m, p, (int)batch, (size_t)rounds, argv[1]);
+        at = end + (*end == ',');
+    }
+    moe_model_close(m);
+    return 0;
+}
