@@ -1,9 +1,10 @@
 /* draft_bench.c - measures how drafts (moe_request.draft) change the speed of a decoder-only model.
  *
  *     make build/draft_bench
- *     build/draft_bench MODEL [BATCHES [TOKENS [ROUNDS [THREADS]]]]     default: 1,8,32 64 3 2
+ *     build/draft_bench MODEL [BATCHES [TOKENS [ROUNDS [THREADS [SHARE]]]]]     default: 1,8,32 48 3 2
  *
- * Sources are random tokens. The drafts are the model's own translations, in which a share of the tokens is replaced.
+ * Sources are random tokens. The drafts are the model's own translations, in which SHARE of the tokens is right (0,
+ * 0.5, 0.9 and 1, or one of them) and the others are replaced.
  * Runs without and with drafts alternate, and all results must have the same bytes. Prints a JSON line for each batch
  * and share of right tokens: the median of the ratios, and how many of the computed guesses were right.
  */
@@ -80,13 +81,13 @@ static double median(double *x, size_t n) {
 
 static uint32_t draw(uint32_t *random) { return (*random = *random * 1664525 + 1013904223) >> 8; }
 
-static void measure(const moe_model *m, moe_session_params p, int batch, size_t rounds, const char *name) {
+static void measure(const moe_model *m, moe_session_params p, int batch, size_t rounds, double only, const char *name) {
     static bench b;
     moe_error e;
     moe_session *plain, *drafting;
     uint32_t random = 1;
     p.batch = batch;
-    b.n = batch < 4 ? 4 : (size_t)batch;
+    b.n = batch < 2 ? 2 : (size_t)batch;
     if (moe_session_new(m, &p, &plain, &e) || moe_session_new(m, &p, &drafting, &e))
         exit((fprintf(stderr, "draft_bench: %s\n", e.message), 1));
     const uint32_t vocabulary = (uint32_t)moe_model_vocabulary(m);
@@ -94,6 +95,7 @@ static void measure(const moe_model *m, moe_session_params p, int batch, size_t 
         for (size_t k = 0; k < SOURCE; k++) b.sources[i][k] = (int32_t)(300 + draw(&random) % (vocabulary / 2));
     for (size_t share = 0; share < sizeof shares / sizeof *shares; share++) {
         double ratios[ROUNDS], without[ROUNDS], with[ROUNDS];
+        if (only >= 0 && only != shares[share]) continue;
         turn(plain, &b, 0);
         for (size_t i = 0; i < b.n; i++)
             for (size_t k = 0; k < b.lengths[i]; k++)
@@ -107,10 +109,11 @@ static void measure(const moe_model *m, moe_session_params p, int batch, size_t 
             ratios[i] = with[i] / without[i];
         }
         const moe_stats after = moe_session_stats(drafting);
+        const double ratio = median(ratios, rounds); /* sorts them */
         printf("{\"model\":\"%s\",\"batch\":%d,\"right\":%.1f,\"tok_s\":%.2f,\"draft_tok_s\":%.2f,\"ratio\":%.3f,"
                "\"ratio_min\":%.3f,\"ratio_max\":%.3f,\"guesses\":%llu,\"guesses_right\":%llu,\"changed\":%d}\n",
-               name, batch, shares[share], median(without, rounds), median(with, rounds), median(ratios, rounds),
-               ratios[0], ratios[rounds - 1], (unsigned long long)(after.draft_rows - before.draft_rows),
+               name, batch, shares[share], median(without, rounds), median(with, rounds), ratio, ratios[0],
+               ratios[rounds - 1], (unsigned long long)(after.draft_rows - before.draft_rows),
                (unsigned long long)(after.draft_tokens - before.draft_tokens), b.changed);
         fflush(stdout);
     }
@@ -122,9 +125,9 @@ static void measure(const moe_model *m, moe_session_params p, int batch, size_t 
 int main(int argc, char **argv) {
     moe_model *m;
     moe_error e;
-    if (argc < 2) return fputs("usage: draft_bench MODEL [BATCHES [TOKENS [ROUNDS [THREADS]]]]\n", stderr), 2;
+    if (argc < 2) return fputs("usage: draft_bench MODEL [BATCHES [TOKENS [ROUNDS [THREADS [SHARE]]]]]\n", stderr), 2;
     const char *batches = argc > 2 ? argv[2] : "1,8,32";
-    const int tokens = argc > 3 ? atoi(argv[3]) : 64, rounds = argc > 4 ? atoi(argv[4]) : 3;
+    const int tokens = argc > 3 ? atoi(argv[3]) : 48, rounds = argc > 4 ? atoi(argv[4]) : 3;
     if (tokens < 1 || tokens > LONGEST || rounds < 1 || rounds > ROUNDS) return 2;
     if (moe_model_open(argv[1], NULL, &m, &e)) return fprintf(stderr, "draft_bench: %s\n", e.message), 1;
     moe_session_params p = moe_session_params_default(m);
@@ -135,7 +138,7 @@ int main(int argc, char **argv) {
         char *end;
         const long batch = strtol(at, &end, 10);
         if (end == at || batch < 1 || batch > MOST) return fputs("draft_bench: invalid batch\n", stderr), 2;
-        measure(m, p, (int)batch, (size_t)rounds, argv[1]);
+        measure(m, p, (int)batch, (size_t)rounds, argc > 6 ? atof(argv[6]) : -1, argv[1]);
         at = end + (*end == ',');
     }
     moe_model_close(m);

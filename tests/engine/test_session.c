@@ -929,7 +929,7 @@ TEST(number_of_guesses) {
     assert_int_equal(moe_guesses(&s, &slot, 1.5, 1), 0);
     slot.right = 0.5f;
     assert_int_equal(moe_guesses(&s, &slot, 0.1, 1),
-                     2); /* .5 * 1 > .1 * 1, .25 * 1.1 > .1 * 1.5, .125 * 1.2 < .1 * 1.75 */
+                     2); /* .5 * 1 > .125 * 1, .25 * 1.1 > .125 * 1.5, .125 * 1.2 < .125 * 1.75 */
     slot.right = 1, draft[3] = 2;
     assert_int_equal(moe_guesses(&s, &slot, 0.01, 1), 3); /* an end token */
     slot.steps = 98;
