@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Compare moe and llama.cpp on models with the shapes of Hy-MT2, Marco-Mini and
-Qwen3-4B.
+"""Compare moe and llama.cpp on models with the shapes of Hy-MT2, Marco-Mini,
+Qwen3-4B and Qwen 3.6 35B-A3B.
 
+    make all bench build/convert_here
     .venv/bin/pip install gguf==0.19.0 llama-cpp-python==0.3.36
     tests/python tests/bench/llama.py make FOLDER  # --shapes NAME...
     tests/python tests/bench/llama.py run FOLDER >> results
@@ -9,16 +10,18 @@ Qwen3-4B.
     tests/python tests/bench/llama.py table results
 
 30B-A3B is measured with 4 and 8 of its 48 layers and scaled, Marco-Mini with 4
-and 8 of 28, the others with all layers. If the time of four layers of 30B-A3B
-would be lost in noise, --layers 16 before the command measures 16 layers
-without scaling. pip builds llama.cpp from the package's source; making all
-files takes an hour and 45 GB of disk.
+and 8 of 28, Qwen 3.6 with 4 and 8 of 40, the others with all layers. If the
+time of four layers of 30B-A3B would be lost in noise, --layers 16 before the
+command measures 16 layers without scaling. pip builds llama.cpp from the
+package's source; making all files takes an hour and 45 GB of disk. If
+llama.cpp's code for AMX crashes, build it without (-DGGML_NATIVE=OFF and
+-DGGML_AVX512_VNNI=ON), and set LLAMA_CPP_LIB_PATH to its folder.
 
 `make` writes a GGUF file with random weights in Q8_0. Its embedding is wide, so
 that tokens select different experts in all layers; otherwise few experts would
-be used. llama.cpp quantises it to Q4_0 and Q4_K_M, convert.py to moe's default
-and to Q4 for all weights. The file with 4 layers has the first layers of the
-file with 8, because Q4_K_M gives more bits to every second layer.
+be used. llama.cpp quantises it to Q4_0 and Q4_K_M, moe's converter to its
+default and to Q4 for all weights. The file with 4 layers has the first layers
+of the file with 8, because Q4_K_M gives more bits to every second layer.
 
 `run` alternates all files --rounds times. A turn reads its file, warms up, and
 measures prompts of 64 tokens with 48 generated tokens at batch 1, 8 and 32, and
@@ -58,17 +61,27 @@ SHAPES = {
                    "intermediate_size": 3072, "num_experts": 256, "num_experts_per_tok": 8,
                    "moe_intermediate_size": 768, "norm_topk_prob": True, "rope_theta": 1e6},
     "qwen3-4b": {**COMMON, "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 2560, "num_hidden_layers": 36,
-                 "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 9728, "rope_theta": 1e6}}
-MEASURED = {"30b": (4, 8), "1.8b": (32,), "marco-mini": (4, 8), "qwen3-4b": (36,)}  # layers of the measured files
+                 "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 9728, "rope_theta": 1e6},
+    "qwen3.6-35b": {**COMMON, "model_type": "qwen3_5_moe_text", "vocab_size": 248320, "num_hidden_layers": 40,
+                    "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "num_experts": 256,
+                    "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+                    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+                    "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+                    "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25,
+                                        "mrope_section": [11, 11, 10]}}}
+# Layers of the measured files
+MEASURED = {"30b": (4, 8), "1.8b": (32,), "marco-mini": (4, 8), "qwen3-4b": (36,), "qwen3.6-35b": (4, 8)}
 PEER_PROGRAM = os.path.join(HERE, "peer_llama.py")
-# Variants: name -> suffix of the file and, for moe, options of convert.py.
-MOE = {"30b": {"moe, experts Q4, the rest Q8": (".bin", ()), "moe, all Q4": ("-q4.bin", ("--type", "q4"))},
-       "1.8b": {"moe, Q8": (".bin", ()), "moe, Q4": ("-q4.bin", ("--type", "q4"))},
-       "marco-mini": {"moe, all Q4": ("-q4.bin", ("--type", "q4"))},
-       "qwen3-4b": {"moe, Q4": ("-q4.bin", ("--type", "q4"))}}
+CONVERT = os.path.join(ROOT, "build", "convert_here")  # convert.py takes hours for such files
+# Variants: name -> suffix of the file and, for moe, types of weights and experts.
+MOE = {"30b": {"moe, experts Q4, the rest Q8": (".bin", "--"), "moe, all Q4": ("-q4.bin", ("q4", "q4"))},
+       "1.8b": {"moe, Q8": (".bin", "--"), "moe, Q4": ("-q4.bin", ("q4", "q4"))},
+       "marco-mini": {"moe, all Q4": ("-q4.bin", ("q4", "q4"))},
+       "qwen3-4b": {"moe, Q4": ("-q4.bin", ("q4", "q4"))},
+       "qwen3.6-35b": {"moe, all Q4": ("-q4.bin", ("q4", "q4"))}}
 PEER = {"30b": {"Q4_0": "-q4_0.gguf", "Q4_K_M": "-q4_k_m.gguf"},
         "1.8b": {"Q8_0": ".gguf", "Q4_0": "-q4_0.gguf", "Q4_K_M": "-q4_k_m.gguf"},
-        "marco-mini": {"Q4_0": "-q4_0.gguf"}, "qwen3-4b": {"Q4_0": "-q4_0.gguf"}}
+        **{shape: {"Q4_0": "-q4_0.gguf"} for shape in ("marco-mini", "qwen3-4b", "qwen3.6-35b")}}
 BYTES = {"q8": 1, "q4": 0.53125}  # bytes per weight
 
 
@@ -84,7 +97,7 @@ def mixtures(c, layers):
 
 
 def tensors(c, layers):
-    """Yield (name, shape, kind) of each tensor. "weight" and "wide" are Q8_0; "one", "gate" and "bias" are F32."""
+    """Yield (name, shape, kind) of each tensor. "weight" and "wide" are Q8_0, the others F32."""
     d, h, experts = c["hidden_size"], c["head_dim"], c.get("num_experts")
     queries, keys = c["num_attention_heads"] * h, c["num_key_value_heads"] * h
 
@@ -93,14 +106,29 @@ def tensors(c, layers):
             yield f"{at}ffn_{part}{end}.weight", (*count, rows, cols), "weight"
     yield "token_embd.weight", (c["vocab_size"], d), "wide"
     yield "output_norm.weight", (d,), "one"
-    if c["model_type"] == "hy_v3":  # the others are tied
+    mixed = "linear_num_key_heads" in c  # Gated DeltaNet in three of four layers
+    if c["model_type"] == "hy_v3" or mixed:  # the others are tied
         yield "output.weight", (c["vocab_size"], d), "weight"
     for i in range(layers):
         at = f"blk.{i}."
-        for name, size in ("attn_norm", d), ("ffn_norm", d), ("attn_q_norm", h), ("attn_k_norm", h):
-            yield f"{at}{name}.weight", (size,), "one"
-        for name, rows, cols in ("q", queries, d), ("k", keys, d), ("v", keys, d), ("output", d, queries):
-            yield f"{at}attn_{name}.weight", (rows, cols), "weight"
+        for name in "attn_norm", "post_attention_norm" if mixed else "ffn_norm":
+            yield f"{at}{name}.weight", (d,), "one"
+        if mixed and (i + 1) % 4:
+            size, heads = c["linear_value_head_dim"], c["linear_num_value_heads"]
+            all_values, all_keys = heads * size, c["linear_num_key_heads"] * c["linear_key_head_dim"]
+            for name, rows, cols in (("attn_qkv", all_values + 2 * all_keys, d), ("attn_gate", all_values, d),
+                                     ("ssm_alpha", heads, d), ("ssm_beta", heads, d), ("ssm_out", d, all_values)):
+                yield f"{at}{name}.weight", (rows, cols), "weight"
+            yield at + "ssm_conv1d.weight", (all_values + 2 * all_keys, c["linear_conv_kernel_dim"]), "one"
+            yield at + "ssm_norm.weight", (size,), "one"
+            yield at + "ssm_dt.bias", (heads,), "bias"
+            yield at + "ssm_a", (heads,), "decay"
+        else:
+            for name in "attn_q_norm", "attn_k_norm":
+                yield f"{at}{name}.weight", (h,), "one"
+            gated = 1 + mixed  # the query's projection contains the gate
+            for name, rows, cols in ("q", gated * queries, d), ("k", keys, d), ("v", keys, d), ("output", d, queries):
+                yield f"{at}attn_{name}.weight", (rows, cols), "weight"
         if i < layers - mixtures(c, layers):
             yield from units(at, "", c["intermediate_size"])
             continue
@@ -109,6 +137,9 @@ def tensors(c, layers):
         if c["model_type"] == "hy_v3":
             yield at + "exp_probs_b", (experts,), "bias"  # named as in llama.cpp 0c1e570
             yield from units(at, "_shexp", c["moe_intermediate_size"] * c["num_shared_experts"])
+        if mixed:
+            yield at + "ffn_gate_inp_shexp.weight", (d,), "gate"
+            yield from units(at, "_shexp", c["shared_expert_intermediate_size"])
 
 
 def writer_of(path, c, layers):
@@ -117,7 +148,8 @@ def writer_of(path, c, layers):
     import make_gguf
     w = gguf.GGUFWriter(path, make_gguf.ARCHITECTURES[c["model_type"]])
     for key, value in make_gguf.keys_of({**c, "num_hidden_layers": layers}).items():
-        add = w.add_bool if isinstance(value, bool) else w.add_uint32 if isinstance(value, int) else w.add_float32
+        add = (w.add_bool if isinstance(value, bool) else w.add_uint32 if isinstance(value, int) else
+               w.add_array if isinstance(value, list) else w.add_float32)
         add(f"{w.arch}.{key}", value)
     w.add_vocab_size(c["vocab_size"])
     letters = [chr(i) for i in (*range(33, 127), *range(161, 173), *range(174, 324))]  # GPT-2's characters for bytes
@@ -158,8 +190,8 @@ def make_random(path, c, layers):
 
     def numbers(name):
         shape, kind = about[name]
-        if kind == "one":
-            return np.ones(shape, np.float32)
+        if kind in ("one", "decay"):
+            return np.full(shape, 1 if kind == "one" else -0.5, np.float32)
         if kind in spreads:
             return random.normal(0, spreads[kind], shape).astype(np.float32)
         blocks, pool = np.empty((int(np.prod(shape)) // 32, 34), np.uint8), pools[kind].reshape(-1, 34)
@@ -203,11 +235,10 @@ def make(o):
         for layers in MEASURED[shape]:
             part = path_of(o, shape, layers, ".gguf")
             once(part, lambda new: cut(new, whole, c, layers))
-            for side, (ending, options) in MOE[shape].items():
+            for side, (ending, types) in MOE[shape].items():
                 if re.search(o.only, side):
                     once(path_of(o, shape, layers, ending),
-                         lambda new: call(sys.executable, os.path.join(ROOT, "tools", "convert", "convert.py"),
-                                          "--from", "gguf", part, "-o", new, *options))
+                         lambda new: call(CONVERT, *types, part, new))
         for kind, ending in PEER[shape].items():
             if not re.search(o.only, kind):
                 continue
@@ -282,9 +313,13 @@ def step_bytes(c, kind, expert_kind, read):
     """Return the bytes of weights that a step reads, given the number of experts that it reads per layer."""
     d, h, layers, count = c["hidden_size"], c["head_dim"], c["num_hidden_layers"], c.get("num_experts", 0)
     sparse, unit = mixtures(c, layers), 3 * d * c.get("moe_intermediate_size", 0)
-    attention = 2 * d * h * (c["num_attention_heads"] + c["num_key_value_heads"])
-    rest = layers * attention + (layers - sparse) * 3 * d * c["intermediate_size"] + d * c["vocab_size"]
-    rest += sparse * unit * c.get("num_shared_experts", 0)
+    attention = layers * 2 * d * h * (c["num_attention_heads"] + c["num_key_value_heads"])
+    if "linear_num_key_heads" in c:
+        values = c["linear_num_value_heads"] * c["linear_value_head_dim"]
+        mixed = d * (3 * values + 2 * c["linear_num_key_heads"] * c["linear_key_head_dim"] + 2 * c["linear_num_value_heads"])
+        attention = layers // 4 * (attention // layers + d * h * c["num_attention_heads"] + 3 * mixed)
+    rest = attention + (layers - sparse) * 3 * d * c.get("intermediate_size", 0) + d * c["vocab_size"]
+    rest += sparse * (unit * c.get("num_shared_experts", 0) + 3 * d * c.get("shared_expert_intermediate_size", 0))
     return rest * BYTES[kind] + sparse * (count * d * 4 + read * unit * BYTES[expert_kind])
 
 
