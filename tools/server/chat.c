@@ -124,7 +124,7 @@ static size_t take_limit(request *req, const cJSON *all) {
     static const char *const names[] = { "max_completion_tokens", "max_tokens", "n_predict", "num_predict" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const cJSON *limit = cJSON_GetObjectItemCaseSensitive(all, names[i]);
-        if (is_none(limit)) continue;
+        if (is_none(limit) || (i == 3 && cJSON_IsNumber(limit) && limit->valuedouble == -2)) continue;
         const double n = cJSON_IsNumber(limit) ? limit->valuedouble : 0;
         if (n >= 1 && n <= 1e9 && floor(n) == n) return (size_t)n;
         bad_request(req, "%s must be a whole number from 1, or -1 for no limit", names[i]);
@@ -339,12 +339,6 @@ static int take_lines(request *req, const moetext_message *system, const moetext
     return 1;
 }
 
-/* Write the last events of a stream. */
-static void finish_lines(request *req) {
-    chat *c = req->chat;
-    c->format->event(req, NULL, 0, c->finish);
-}
-
 void chat_check(server *s, request *req) {
     const backend *b = req->backend;
     chat *c = req->chat;
@@ -352,13 +346,17 @@ void chat_check(server *s, request *req) {
     const moetext_message *system = c->n && c->messages[0].role == MOETEXT_SYSTEM ? c->messages : NULL;
     const int talks = c->n > 1 + (size_t)(system != NULL); /* earlier turns */
     c->number = ++s->n_answers;
-    c->finish = NULL;
+    if (!c->n) { /* Ollama: the model is loaded */
+        c->finish = "load";
+        if (req->stream) c->format->event(req, NULL, 0, c->finish);
+        return;
+    }
     if (last && last->role == MOETEXT_USER && !(talks && b->answers && !c->target[0]) &&
         take_lines(req, system, last)) {
         c->finish = "stop";
         if (req->stream && !req->refusal && !req->n_items) {
             if (c->lines->frame.length) c->format->event(req, c->lines->frame.data, c->lines->frame.length, NULL);
-            finish_lines(req);
+            c->format->event(req, NULL, 0, c->finish);
         }
         return;
     }
@@ -382,7 +380,7 @@ static void stream_lines(request *req, const text_item *item) {
         c->sent = last;
         text_bytes_free(&more);
     }
-    if (c->sent == req->n_items) finish_lines(req);
+    if (c->sent == req->n_items) c->format->event(req, NULL, 0, c->finish);
     if (req->n_done < req->n_items || c->sent == req->n_items || !req->started) return;
     while (item->status == MOE_OK) item = &req->items[c->sent]; /* the first one that failed */
     req->cut = failure_status(item);
@@ -488,7 +486,7 @@ enum MHD_Result chat_send(server *s, request *req) {
     const chat *c = req->chat;
     text_bytes all = { 0 };
     if (c->lines) shape_write(c->lines, req, 0, req->n_items, &all);
-    const text_bytes *answer = c->lines ? &all : &req->items[0].answer;
+    const text_bytes *answer = c->lines || !req->n_items ? &all : &req->items[0].answer;
     c->format->whole(req, answer->data ? answer->data : "", answer->length);
     req->out.failed |= all.failed;
     text_bytes_free(&all);

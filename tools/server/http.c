@@ -339,6 +339,7 @@ static const dialect *errors_of(const server *s, const char *path) {
 static const char *why_unknown(const char *path) {
     static const char *const missing[][2] = {
         { "/v1/", "not found: of OpenAI's API, this server supports POST /v1/chat/completions and GET /v1/models" },
+        { "/api/", "not found: of Ollama's API, this server supports chat, generate, tags, show and version" },
         { "/v2/document", "documents are not supported: use moe-documents, or POST /translate_file for text and HTML" },
         { "/v2/glossar", "glossaries are not stored: send terms as the object glossary, or use --set glossary=FILE" },
         { "/v3/glossar", "glossaries are not stored: send terms as the object glossary, or use --set glossary=FILE" },

@@ -525,8 +525,8 @@ static int serve(reloading *r) {
     return status >= 0 ? status : s->broken ? EXIT_MODEL : EXIT_DONE;
 }
 
-static const route *const interfaces[] = { libre_routes,    file_routes,   deepl_routes, openai_routes,
-                                           fetching_routes, status_routes, NULL };
+static const route *const interfaces[] = { libre_routes,  file_routes,     deepl_routes,  openai_routes,
+                                           ollama_routes, fetching_routes, status_routes, NULL };
 
 int main(int argc, char **argv) {
     server s = { .interfaces = interfaces,

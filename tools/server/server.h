@@ -381,7 +381,8 @@ struct route {                 /* a table of routes ends with a NULL method */
     const dialect *dialect;                             /* NULL if no body is read */
 };
 
-extern const route libre_routes[], file_routes[], deepl_routes[], openai_routes[], fetching_routes[], status_routes[];
+extern const route libre_routes[], file_routes[], deepl_routes[], openai_routes[], ollama_routes[], fetching_routes[],
+    status_routes[];
 
 /* Collect the output of moe-get; set wants_reload after it has fetched a model. */
 void fetching_look(server *s);

@@ -9,8 +9,14 @@
 
 #include "server-html.inc" /* server_html[]: the lines of server.html, made by the Makefile */
 
-/* Send the page. If a page of another origin links to it, it does not translate the text in its URL by itself. */
+/* Send the page to browsers. If a page of another origin links to it, it does not translate the text in its URL by
+ * itself. */
 static enum MHD_Result answer_page(server *s, request *req) {
+    const char *accept = MHD_lookup_connection_value(req->connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_ACCEPT);
+    if (accept && !strstr(accept, "text/html")) { /* clients of Ollama look for it here */
+        text_append_string(&req->out, "Ollama is running");
+        return send_bytes(s, req, MHD_HTTP_OK, "text/plain; charset=utf-8");
+    }
     for (size_t i = 0; i < sizeof server_html / sizeof *server_html; i++) {
         text_append_string(&req->out, server_html[i]);
         if (!i && hosts_is_foreign(req)) text_append_string(&req->out, "<meta name=\"foreign\">\n");

@@ -387,7 +387,7 @@ enum MHD_Result answer_translate(server *s, request *req) {
     }
     if (strcmp(req->source, "auto") == 0) req->source[0] = 0;
     if (d->check) d->check(s, req);
-    if (!req->refusal && d->target && !req->prompt) check_languages(req, d);
+    if (!req->refusal && d->target && !req->prompt && req->n_items) check_languages(req, d);
     if (!req->refusal) open_glossary(req);
     if (!req->refusal && !quota_take(s, req))
         refuse(req, d->quota ? d->quota : MHD_HTTP_TOO_MANY_REQUESTS, "the key's character limit has been reached");
