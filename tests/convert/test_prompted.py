@@ -196,6 +196,25 @@ def context_costs_no_time_for_blank_or_long_lines():
 
 
 @model_test
+def drafts_change_no_answer():
+    """Drafts have a line for each line of the text, or another number of lines. They are texts, so a random model's answer
+    may be encoded with other tokens than it was made of."""
+    from moe_translate import Text, Translator
+    lines = ["A house.", "one\ntwo\n\nthree", "Where is my book?"]
+    options = {"target": "de", "threads": 1, "max_len_factor": 0, "max_len_offset": 24}
+    with Translator(model()[0], **options) as plain_one, Translator(model()[0], **options) as drafting:
+        wanted = [(x.text, x.hypotheses) for x in plain_one.results(lines)]
+        assert plain_one.stats().draft_rows == 0
+        for drafts in ([x for x, _ in wanted], ["eins\nzwei"] * 3, ["", "\n" * 5000, "\ud800"]):
+            texts = [Text(line, draft=draft) for line, draft in zip(lines, drafts, strict=True)]
+            assert [(x.text, x.hypotheses) for x in drafting.results(texts)] == wanted, drafts
+        assert drafting.stats().draft_rows > 0
+    with Translator(model()[0], draft=model()[0], **options) as drafting:
+        assert [(x.text, x.hypotheses) for x in drafting.results(lines)] == wanted
+        assert drafting.stats().draft_rows > 0
+
+
+@model_test
 def custom_wordings_are_used():
     own = "Into {target_lang}: {source_text}!"
     assert_asked(as_text(["house"], "-t", "de", "--prompt", own), [asked("Into German: house!")])

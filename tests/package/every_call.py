@@ -91,7 +91,7 @@ with Translator(model, target="de", glossary={"Mary": "Mary"}, beam=2, rerank=0,
     assert 0 <= stats.expert_ahead_used <= stats.expert_ahead
     assert scored == more[0] and translator.detect("It rains.")[0][0] == translator.model.languages[0]
     assert asyncio.run(ask(translator))[0] == text
-    shown: Text = Text("It rains.", before="")
+    shown: Text = Text("It rains.", before="", draft="Es regnet.")
     assert translator.translate([shown])[0] == text and not shown.before
     counts: list[int] = []
     narrow: CallOptions = {"beam": 1}

@@ -357,9 +357,11 @@ class Engine:
         call = job.call
         ids = (ctypes.c_int32 * len(job.given))(*job.given) if call.task == c.ANSWER else None
         given = job.given if ids is None else None
-        text, given, before = kept = _bytes(job.text), _bytes(given), _bytes(getattr(job.text, "before", None))
+        text, given, before, draft = kept = (_bytes(job.text), _bytes(given), _bytes(getattr(job.text, "before", None)),
+                                             _bytes(getattr(job.text, "draft", None)))
         request.text, request.length = text[0], text[1]
         request.context, request.context_length = before
+        request.draft, request.draft_length = draft
         request.given, request.given_length = given[0], given[1]
         request.ids, request.n_ids, request.limit = ids, len(ids or ()), call.limit
         request.task, request.source, request.target = call.task, call.source, call.target

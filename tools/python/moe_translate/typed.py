@@ -69,6 +69,7 @@ class Options(CallOptions, total=False):
     form: "Literal['text', 'pieces', 'ids', 'raw-ids'] | None"
     kind: "Literal['translation', 'language'] | None"
     routing: "bool | int | None"
+    draft: "str | None"
     threads: "int | None"
     batch: "int | None"
     batch_tokens: "int | None"
