@@ -838,6 +838,55 @@ TEST(a_request_can_have_a_glossary) {
     moetext_free(with_file);
 }
 
+/* A pair counts from the next text on; a request's own memory wins; fuzzy pairs guide the model. */
+TEST(texts_are_found_in_memories) {
+    FILE *file = fopen("build/memory.tsv", "w");
+    assert_non_null(file);
+    fputs("Where is my book?\tWo ist das Buch?\nIt costs %d.\tKostet %d.\nWhere is my old car now?\tNein\n", file);
+    fclose(file);
+    moetext *t = translator(FAST ";target=de;source=en;memory=build/memory.tsv"),
+            *plain = translator(FAST ";target=de");
+    moetext_memory *of = moetext_memory_of(t), *own = NULL;
+    assert_null(moetext_memory_of(plain));
+    assert_int_equal(moetext_memory_count(of), 3);
+    assert_int_equal(strlen(moetext_memory_hash(of)), 64);
+    assert_string_equal(run_one(t, "Where is my book?").texts[0], "Wo ist das Buch?");
+    assert_string_equal(run_one(t, " Where is my book?\nIt costs %s. \n").texts[0], " Wo ist das Buch?\nKostet %s. \n");
+    const outcome split = run_one(t, "I see a dog. Where is my book? It costs %d.");
+    assert_string_equal(split.texts[0] + strlen(split.texts[0]) - 27, "Wo ist das Buch? Kostet %d.");
+    assert_int_equal(split.parts, 3);
+
+    static const char line[] = "I see a dog.", wanted[] = "Da ist der Hund.";
+    assert_string_not_equal(run_one(t, line).texts[0], wanted);
+    assert_int_equal(moetext_memory_add(of, "en", "de", line, strlen(line), wanted, strlen(wanted), NULL), MOE_OK);
+    assert_string_equal(run_one(t, line).texts[0], wanted);
+    moetext_request q = text_of(line);
+    q.target = "fr";
+    assert_string_not_equal(run_request(t, q).texts[0], wanted);
+
+    assert_int_equal(moetext_memory_new(NULL, &own, NULL), MOE_OK);
+    assert_int_equal(moetext_memory_add(own, NULL, NULL, line, strlen(line), "Hund!", 5, NULL), MOE_OK);
+    q = text_of(line), q.memory = own;
+    assert_string_equal(run_request(t, q).texts[0], "Hund!");
+    assert_string_equal(run_request(plain, q).texts[0], "Hund!");
+
+    const outcome free = run_one(plain, "Where is my old dog now?"), guided = run_one(t, "Where is my old dog now?");
+    assert_true(guided.status == MOE_OK && guided.n == 1);
+    assert_true(guided.score[0] >= free.score[0]); /* the similarity is added */
+    moetext_free(t), moetext_free(plain);
+    moetext_memory_free(own);
+
+    moe_error e;
+    file = fopen("build/memory.tsv", "w");
+    assert_non_null(file);
+    fputs("a\tb\nc\n", file);
+    fclose(file);
+    assert_int_equal(moetext_new(model, "target=de;memory=build/memory.tsv", &t, &e), MOE_ERROR_ARGUMENT);
+    assert_non_null(strstr(e.message, "build/memory.tsv: line 2: expected source TAB translation"));
+    remove("build/memory.tsv");
+    assert_int_equal(moetext_new(model, "target=de;memory=build/memory.tsv", &t, &e), MOE_ERROR_IO);
+}
+
 TEST(invalid_terms_are_named) {
     static const char *const bad[][2] = { { "", "x" },     { "x", " " },    { "a\nb", "x" },
                                           { "x", "a\nb" }, { "\xff", "x" }, { "x", "\xff" } };

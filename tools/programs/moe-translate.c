@@ -109,6 +109,7 @@ static const option_program program = {
                 "  moe-translate -m models/en-de-fr-es.bin -t de < in.txt > out.txt\n",
     OPTION_EXCLUSIONS("ids pretokenized", "raw-ids pretokenized", "score prefix nbest force",
                       "paragraphs score prefix ids raw-ids pretokenized",
+                      "memory score prefix ids raw-ids pretokenized",
                       "self-test score prefix ids raw-ids pretokenized json input output routing gating noise"),
     .most = INT32_MAX,
     .version = program_version,
@@ -230,7 +231,27 @@ static int is_translated(const options *o, const moetext_result *r) {
     return r->n_hypotheses && !(r->flags & MOETEXT_BLANK) && (o->score || r->hypotheses[0].n_logprobs);
 }
 
-static void json_line(const options *o, program_line *line, const moetext_result *r) {
+/* Write the hash of the translation memory and the matches of the line's parts. */
+static void json_memory(const moetext_memory *memory, const moetext_result *r, json *j) {
+    static const char
+        *const uses[] = { [MOETEXT_FUZZY] = "fuzzy", [MOETEXT_ADAPTED] = "adapted", [MOETEXT_EXACT] = "exact" };
+    if (!memory) return;
+    json_text(j, "memory", moetext_memory_hash(memory));
+    if (r->n_matches) json_open(j, "matches", '[');
+    for (size_t i = 0; i < r->n_matches; i++) {
+        const moetext_match *m = &r->matches[i];
+        json_open(j, NULL, '{');
+        json_whole(j, "part", (int64_t)m->part);
+        json_text(j, "match", uses[m->recall]);
+        json_float(j, "similarity", m->similarity);
+        json_text(j, "source", m->source);
+        json_text(j, "target", m->target);
+        json_close(j, '}');
+    }
+    if (r->n_matches) json_close(j, ']');
+}
+
+static void json_line(const options *o, program_line *line, const moetext_result *r, const moetext_memory *memory) {
     json j = { .out = &line->output };
     char name[512];
     json_open(&j, NULL, '{');
@@ -255,6 +276,7 @@ static void json_line(const options *o, program_line *line, const moetext_result
     } else if (!o->score) {
         json_text(&j, "translation", r->n_hypotheses ? r->hypotheses[0].text : "");
     }
+    json_memory(memory, r, &j);
     const int cut = line->cut || r->flags & (MOETEXT_CUT | MOETEXT_TRUNCATED);
     if (line->failed) json_text(&j, "error", r->message);
     else if (*program_line_note(line, r)) json_text(&j, cut ? "cut" : "note", program_line_note(line, r));
@@ -276,7 +298,15 @@ static void plain_line(const options *o, program_line *line, const moetext_resul
 
 static void app_write(program_lines *lines, program_line *line, const moetext_result *result) {
     const options *o = (const void *)lines->options; /* `common` is the first member of `options` */
-    (o->common.json ? json_line : plain_line)(o, line, result);
+    if (o->common.json) json_line(o, line, result, moetext_memory_of(lines->translator));
+    else plain_line(o, line, result);
+}
+
+/* Print how many texts the translation memory has. */
+static void tell_memory(const options *o, const moetext *translator) {
+    const moetext_memory *memory = moetext_memory_of(translator);
+    if (memory && o->common.verbose)
+        program_error("%s: %zu pairs", o->common.settings.memory, moetext_memory_count(memory));
 }
 
 static void app_stats(const program_lines *l, const program_totals *t) {
@@ -398,7 +428,7 @@ static int run_one(const options *o) {
         status = (program_error("-s auto: %s", e.message), EXIT_MODEL);
     if (status < 0 && *settings.glossary && c->verbose)
         program_error("%s: %zu terms", settings.glossary, text_translator_terms(translator));
-    if (status < 0) tell_heading(o, translator);
+    if (status < 0) tell_heading(o, translator), tell_memory(o, translator);
     status = ranks_status(status);
     if (status < 0) status = ranks_status(program_routing_open(c, text_front_of(model), languages, &routing));
     if (status < 0) status = program_routing_close(&routing, run_lines(o, translator, c->routing ? &routing : NULL));

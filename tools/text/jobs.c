@@ -292,6 +292,31 @@ static moe_status check_terms(const text_front *front, text_job *job, const moe_
     return status;
 }
 
+moe_status text_job_rank(const text_front *front, text_job *job, const moe_result *result,
+                         moe_hypothesis ranked[MOE_MAX_BEAM], moe_error *error) {
+    const char *wanted = job->match.target;
+    text_bytes written = { 0 };
+    moe_status status = MOE_OK;
+    if (result->n_hypotheses) memcpy(ranked, result->hypotheses, result->n_hypotheses * sizeof *ranked);
+    if (job->match.kind != TEXT_MATCH_FUZZY || job->options.strategy->prompts || job->phrase_ids.length) return MOE_OK;
+    job->written_of = NULL;
+    for (size_t i = 0; i < result->n_hypotheses && !status && ranked[i].finished; i++) {
+        float similarity = 0;
+        text_clear(&written);
+        status = text_job_write(front, job, &ranked[i], &written, error);
+        if (!status)
+            status = text_recall_compare((moe_span){ written.data ? written.data : "", written.length },
+                                         (moe_span){ wanted, strlen(wanted) }, &similarity, error);
+        moe_hypothesis h = ranked[i];
+        h.score += TEXT_RECALL_WEIGHT * similarity;
+        size_t at = i; /* keep the order of equal scores */
+        for (; at && ranked[at - 1].score < h.score; at--) ranked[at] = ranked[at - 1];
+        ranked[at] = h;
+    }
+    text_bytes_free(&written);
+    return status;
+}
+
 moe_status text_job_next(const text_front *front, text_suspicions *doubts, text_job *job, const moe_result *result,
                          moe_error *error) {
     static const text_verdict unfit = { .reasons = TEXT_UNFIT };
@@ -427,11 +452,11 @@ void text_show_partial(const text_front *front, const text_partial *p, size_t be
 }
 
 /* Numbers of text_bytes and of text_ids in a job. */
-enum { TEXTS = 7, IDS = 7 };
+enum { TEXTS = 8, IDS = 7 };
 
 static void memory_of(text_job *job, text_bytes *texts[TEXTS], text_ids *ids[IDS]) {
-    text_bytes *const t[TEXTS] = { &job->source, &job->target,  &job->gap,         &job->context,
-                                   &job->shown,  &job->written, &job->partial.text };
+    text_bytes *const t[TEXTS] = { &job->source, &job->target,  &job->gap,      &job->context,
+                                   &job->shown,  &job->written, &job->recalled, &job->partial.text };
     text_ids *const i[IDS] = { &job->source_ids, &job->target_ids,  &job->prompt,     &job->phrase_ids,
                                &job->draft_ids,  &job->resumed_ids, &job->partial.ids };
     memcpy(texts, t, sizeof t), memcpy(ids, i, sizeof i);

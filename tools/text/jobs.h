@@ -14,6 +14,7 @@
 #include "tools/text/suspicion.h"
 #include "tools/text/prompt.h"
 #include "tools/text/protect.h"
+#include "tools/text/recall.h"
 #include "tools/text/text.h"
 
 #include <stddef.h>
@@ -52,6 +53,7 @@ typedef struct text_job {
     text_bytes context;        /* (prompted) earlier lines to show the model */
     text_bytes shown;          /* (prompted) the trimmed text */
     text_bytes written;        /* the translation of `written_of`, which text_job_lost has written */
+    text_bytes recalled;       /* the translation, if `match` is exact or adapted */
     text_ids source_ids, target_ids;
     text_ids prompt;                /* (prompted) the whole prompt; empty if source_ids are the input */
     text_ids phrase_ids;            /* (guarded) a phrase that is translated separately; may be empty */
@@ -65,6 +67,7 @@ typedef struct text_job {
     text_options options;   /* options passed to text_job_prepare */
     text_attempt attempt;   /* current or final attempt */
     const moe_hypothesis *written_of;
+    text_match match;       /* in the translation memory */
     int32_t language, from; /* (prompted) tags of the request */
     int capitals;           /* 1 if the source is in capitals, so the translation must be in capitals */
     int title;              /* 1 if the source is a title; its words are encoded in lower case */
@@ -103,6 +106,11 @@ moe_status text_job_encode(const text_front *front, text_job *job, const text_by
 
 /* Complete the request of a job's attempt. The caller must have set everything except the source. */
 moe_status text_job_request(const text_front *front, text_job *job, moe_request *request, moe_error *error);
+/* Copy the hypotheses of a result to `ranked`, and if the job has a fuzzy match, sort them again: add to each score
+ * TEXT_RECALL_WEIGHT times its similarity to the match's translation. Errors: MOE_ERROR_MEMORY and those of the
+ * tokeniser. */
+moe_status text_job_rank(const text_front *front, text_job *job, const moe_result *result,
+                         moe_hypothesis ranked[MOE_MAX_BEAM], moe_error *error);
 /* Judge a result and prepare the next attempt. If the step of the attempt is final, the job is done. Otherwise request
  * the job again; if the step is TEXT_HALVE, split it first (text_job_divide). Errors: MOE_ERROR_MEMORY and those of the
  * tokeniser. */

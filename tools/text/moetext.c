@@ -16,6 +16,7 @@
 #include "tools/text/moetext.h"
 #include "tools/text/open.h"
 #include "tools/text/protect.h"
+#include "tools/text/recall.h"
 #include "tools/text/settings.h"
 #include "tools/text/several.h"
 #include "tools/text/spans.h"
@@ -405,6 +406,8 @@ typedef struct unit {
     sequence source;   /* this and the following members own buffers, which are reused */
     hypotheses joined; /* joined.n is the maximum over the parts */
     text_notes notes;
+    moetext_match *matches; /* [n_matches] */
+    size_t n_matches, match_capacity;
 } unit;
 
 typedef struct row {
@@ -457,6 +460,10 @@ struct moetext_glossary {
     void (*free_terms)(text_glossaries *terms);
 };
 
+struct moetext_memory {
+    text_recall *recall;
+};
+
 struct moetext {
     text_stream stream;    /* first member, because its functions get a pointer to it */
     text_several *several; /* NULL for one model; several models use only model, settings and rows below */
@@ -466,9 +473,11 @@ struct moetext {
     text_prompt_options prompt, in_context; /* `in_context` is for texts with a context */
     moe_error no_context;                   /* reason why texts cannot have a context; its code is MOE_OK if they can */
     text_rules *rules;                      /* NULL if nothing is protected */
-    int32_t source_tag, target_tag;         /* tags for texts without languages; -1 if not given */
-    int auto_source;                        /* detect the source language of texts without one */
-    text_detector *detector;                /* NULL until needed */
+    moetext_memory *memory;                 /* of the option; NULL without it */
+    int owns_memory;
+    int32_t source_tag, target_tag; /* tags for texts without languages; -1 if not given */
+    int auto_source;                /* detect the source language of texts without one */
+    text_detector *detector;        /* NULL until needed */
     size_t split;
     atomic_int cancelled;
     atomic_int busy; /* 1 during a call that translates */
@@ -544,6 +553,7 @@ static void unit_free(unit *u) {
     text_notes_free(&u->notes);
     sequence_free(&u->source);
     free(u->drafted);
+    free(u->matches);
     free(u);
 }
 
@@ -559,7 +569,9 @@ static unit *unit_new(moetext *t, const moetext_request *q) {
                  .joint = "",
                  .source = u->source,
                  .joined = u->joined,
-                 .notes = u->notes };
+                 .notes = u->notes,
+                 .matches = u->matches,
+                 .match_capacity = u->match_capacity };
     if (q->place) *q->place = u;
     return t->units = u;
 }
@@ -670,11 +682,13 @@ static moe_status part_keep(const moetext *t, part *p, const moe_result *result,
     return status;
 }
 
-/* Store the source of a part that contains no language as the translation. */
+/* Store the translation of a part from the memory, or the source of a part that contains no language. */
 static moe_status part_keep_source(part *p, moe_error *error) {
+    const text_job *job = &p->job;
+    const text_bytes *text = job->match.kind >= TEXT_MATCH_ADAPTED ? &job->recalled : &job->source;
     hypothesis *h = add_hypothesis(&p->found, error);
     if (!h) return MOE_ERROR_MEMORY;
-    text_append(&h->text, p->job.source.data, p->job.source.length);
+    text_append(&h->text, text->data, text->length);
     return h->text.failed ? text_out_of_memory(error) : MOE_OK;
 }
 
@@ -1041,6 +1055,14 @@ static moe_status note_part(unit *u, const part *p) {
     return text_notes_add(&u->notes, u->parts - 1, job->failed ? job->status : MOE_OK);
 }
 
+/* Add the match of a part to its text's. */
+static moe_status match_part(unit *u, const part *p) {
+    const text_match *m = &p->job.match;
+    const moetext_match match = { u->parts - 1, (moetext_recall)m->kind, m->similarity, m->source, m->target };
+    if (!m->kind || (m->kind == TEXT_MATCH_FUZZY && !p->found.n)) return MOE_OK;
+    return text_add(&u->matches, &u->n_matches, &u->match_capacity, &match, 1, sizeof match, NULL);
+}
+
 static void describe_part(unit *u, const part *p) {
     const text_job *job = &p->job;
     const int found = p->found.n > 0;
@@ -1057,6 +1079,7 @@ static moe_status join_part(unit *u, const part *p) {
     u->parts++;
     describe_part(u, p);
     moe_status status = note_part(u, p);
+    if (!status) status = match_part(u, p);
     if (!status && !p->job.failed) status = add_ids(&u->source, &p->job.source_ids);
     if (!status) status = add_end(&u->source);
     if (!status) status = widen(u, p->found.n ? p->found.n : 1);
@@ -1093,7 +1116,9 @@ static void deliver(moetext *t, unit *u) {
     moetext_result r = { .user = u->request.user,
                          .n_parts = u->parts,
                          .model = t->model,
-                         .model_path = t->model->path };
+                         .model_path = t->model->path,
+                         .n_matches = u->n_matches,
+                         .matches = u->matches };
     const int described = !u->lost && describe(t, u, &r);
     const size_t n = u->found || r.flags & MOETEXT_BLANK ? u->joined.n : 0;
     const int lost =
@@ -1274,6 +1299,45 @@ static int next_text(moetext *t, int wait) {
     }
 }
 
+/* Return the code of a request's language, of the option, or of a tag; "" if unknown. */
+static const char *code_of(const moetext *t, const char *given, const char *option, int32_t tag) {
+    if (given && strcmp(given, AUTO) != 0) return given;
+    for (size_t i = 0; tag >= 0 && i < t->model->n_languages; i++)
+        if (t->model->tags[i] == tag) return t->model->languages[i];
+    return strcmp(option, AUTO) != 0 ? option : "";
+}
+
+moetext_memory text_no_memory = { NULL };
+
+moe_status text_memories_find(moetext_memory *const memories[2], moe_span text, const char *source, const char *target,
+                              text_match *match, text_bytes *out, moe_error *error) {
+    *match = (text_match){ .kind = TEXT_MATCH_NONE };
+    for (int i = 0; i < 2; i++) {
+        const size_t begin = out->length;
+        text_match found;
+        if (!memories[i]) continue;
+        const moe_status status = text_recall_find(memories[i]->recall, text, source, target, &found, out, error);
+        if (status) return status;
+        if (found.kind > match->kind || (found.kind == match->kind && found.similarity > match->similarity)) {
+            if (begin) memmove(out->data, out->data + begin, out->length -= begin);
+            *match = found;
+        } else out->length = begin;
+    }
+    return MOE_OK;
+}
+
+/* Search the memory of the text, then that of the option. */
+static moe_status stream_recall(text_stream *stream, moe_span text, text_match *match, text_bytes *out,
+                                moe_error *error) {
+    const moetext *t = translator_of(stream);
+    /* not t->unit, which is NULL after the last part */
+    const unit *u = (const unit *)(const void *)((const char *)stream->at - offsetof(unit, cursor));
+    moetext_memory *const memories[] = { u->request.memory, t->memory };
+    const char *source = code_of(t, u->request.source, t->settings.source, u->source_tag);
+    const char *target = code_of(t, u->request.target, t->settings.target, u->target_tag);
+    return text_memories_find(memories, text, source, target, match, out, error);
+}
+
 /* Select the text of the next part. The current text continues until its end, unless it alternates with others. */
 static int stream_turn(text_stream *stream, int wait) {
     moetext *t = translator_of(stream);
@@ -1293,6 +1357,8 @@ static int stream_turn(text_stream *stream, int wait) {
     stream->options.prompt = u->request.context_length ? &t->in_context : &t->prompt;
     stream->options.rules = !plain ? NULL : u->request.glossary ? u->request.glossary->rules : t->rules;
     stream->options.variants = plain && t->variants;
+    const int recalls = u->request.memory != &text_no_memory && (t->memory || u->request.memory);
+    stream->recall = plain && is_text(t) && recalls ? stream_recall : NULL;
     stream->options.lower_case = plain && is_text(t) && t->settings.capitals != 0;
     return MOE_PULL_REQUEST;
 }
@@ -1310,10 +1376,22 @@ static size_t next_lines(const text_stream *s, unit *u, const char *begin, size_
     return line;
 }
 
+/* Take a whole text of several lines if the memory has its translation. */
+static int recalls_whole(text_stream *stream, unit *u, text_line *line) {
+    const moetext_request *q = &u->request;
+    if (!stream->recall || q->task || u->at || q->length > TEXT_RECALL_BYTES || !q->length ||
+        !memchr(q->text, '\n', q->length) || !text_stream_recalls(stream, (moe_span){ q->text, q->length }, 1))
+        return 0;
+    *line = (text_line){ .data = q->text, .length = q->length, .recalled = 1 };
+    u->at = q->length, u->last_line = 1, u->next_joint = "";
+    return 1;
+}
+
 /* Get the next line of the current text. If the task is not MOETEXT_TRANSLATE, the text is one line. */
 static void stream_next(text_stream *stream, text_line *line) {
     unit *u = translator_of(stream)->unit;
     const moetext_request *q = &u->request;
+    if (recalls_whole(stream, u, line)) return;
     const char *begin = q->text ? q->text + u->at : "";
     size_t length = q->length - u->at;
     const char *end = length && !q->task ? memchr(begin, '\n', length) : NULL;
@@ -1746,6 +1824,45 @@ moe_status text_leg_end(moetext *t, moe_error *error) {
     return status || !t->kept ? status : open_rules(t, error);
 }
 
+moe_status moetext_memory_new(const char *path, moetext_memory **out, moe_error *error) {
+    moetext_memory *m = calloc(1, sizeof *m);
+    if (!m) return text_out_of_memory(error);
+    moe_status status = text_recall_new(&m->recall, error);
+    if (!status && path) status = text_recall_load(m->recall, path, error);
+    if (status) return moetext_memory_free(m), status;
+    return *out = m, MOE_OK;
+}
+
+void moetext_memory_free(moetext_memory *m) {
+    if (m) text_recall_free(m->recall);
+    free(m);
+}
+
+static moe_span span_of(const char *s) { return (moe_span){ s ? s : "", s ? strlen(s) : 0 }; }
+
+moe_status moetext_memory_add(moetext_memory *m, const char *source_language, const char *target_language,
+                              const char *source, size_t source_length, const char *target, size_t target_length,
+                              moe_error *error) {
+    return text_recall_add(m->recall, span_of(source_language), span_of(target_language),
+                           (moe_span){ source, source_length }, (moe_span){ target, target_length }, error);
+}
+
+size_t moetext_memory_count(const moetext_memory *m) { return text_recall_count(m->recall); }
+
+const char *moetext_memory_hash(const moetext_memory *m) { return text_recall_hash(m->recall); }
+
+moetext_memory *moetext_memory_of(const moetext *t) { return t->memory; }
+
+/* Open the memory of the options. */
+static moe_status open_memory(moetext *t, moe_error *error) {
+    const text_settings *s = &t->settings;
+    if (!s->recalled && !s->memory[0]) return MOE_OK;
+    if (s->scores || (t->several ? s->form > 0 : !is_text(t)))
+        return text_fail(error, MOE_ERROR_ARGUMENT, "memory", "a translation memory requires form=text and no scoring");
+    t->memory = s->recalled, t->owns_memory = !s->recalled;
+    return s->recalled ? MOE_OK : moetext_memory_new(s->memory, &t->memory, error);
+}
+
 moe_status moetext_glossary_new(const moetext *t, const char *const *sources, const char *const *translations, size_t n,
                                 moetext_glossary **out, moe_error *error) {
     if (t->several ? t->settings.protect == 0 : !t->rules)
@@ -1848,7 +1965,9 @@ static moe_session_params describe_session(moetext *t) {
     if (t->settings.scores && !t->language && t->settings.max_len < 0 && longest > params.max_target)
         params.max_target = longest; /* a given translation may be longer than the model's own */
     t->nbest = (size_t)params.nbest;
-    if (t->nbest > 1 && t->writes == TEXT_FORM_TEXT) params.nbest = params.beam; /* some may have the same text */
+    const int recalls = t->settings.memory[0] || t->settings.recalled;
+    if ((t->nbest > 1 || recalls) && t->writes == TEXT_FORM_TEXT && !t->settings.scores)
+        params.nbest = params.beam; /* some may have the same text; a fuzzy match sorts them again */
     t->kept = keeps(t, &params);
     if (t->kept) params.max_constraints = MOE_MAX_CONSTRAINTS;
     t->variants = t->kept && t->settings.protect && params.rules == MOE_RULES_PAPER;
@@ -1883,6 +2002,7 @@ moe_status text_leg_begin(const moetext_model *m, const text_settings *settings,
     if (!status) status = option_tag(m, "target", t->settings.target, 1, &t->target_tag, error);
     moe_session_params params = describe_session(t);
     if (!status) status = open_sessions(t, &params, room, user, error);
+    if (!status) status = open_memory(t, error);
     if (status) return moetext_free(t), status;
     set_stream(t, &params);
     *out = t;
@@ -1904,7 +2024,9 @@ moe_status text_translator_new(const moetext_model *m, const text_settings *sett
     if (!m->set) return text_leg_new(m, settings, NULL, NULL, out, error);
     moetext *t = new_translator(m, settings);
     if (!t) return text_out_of_memory(error);
-    const moe_status status = m->ops->create(m->set, settings, &t->several, error);
+    moe_status status = m->ops->create(m->set, settings, &t->several, error);
+    if (!status) status = open_memory(t, error);
+    if (!status) m->ops->recall(t->several, t->memory);
     if (status) moetext_free(t);
     else *out = t;
     return status;
@@ -1958,6 +2080,7 @@ void moetext_free(moetext *t) {
     moetext_free(t->drafter);
     free(t->hypotheses);
     text_stream_free(&t->stream);
+    if (t->owns_memory) moetext_memory_free(t->memory);
     text_rules_free(t->rules);
     moe_session_free(t->session);
     moe_session_free(t->second);

@@ -261,6 +261,46 @@ moetext_term moetext_term_at(const moetext *translator, size_t i);
  * else "". */
 const char *moetext_glossary_heading(const moetext *translator);
 
+/* ---- Translation memories ------------------------------------------------------------------------------ */
+
+/* Texts with their translations, by a person or confirmed by one. Any number of threads may use a memory, and one can
+ * add to it while translators use it. A text that equals a source (apart from white space at its ends) gets the
+ * translation as it is; so do a line and a sentence of a text. If a text differs from the most similar source only in
+ * protected spans (numbers, placeholders, markup, addresses), its final mark, the case of its first letter or white
+ * space, the translation is adapted. Any other text that is at least 0.7 similar (1 - word edit distance / words of the
+ * longer text) is translated by the model: a prompted model sees the pair as an example; for the others, 4 times the
+ * similarity of a hypothesis to the pair's translation is added to its score, which selects among the hypotheses of the
+ * beam (option memory), or among those that the option nbest asks for. The result of a text depends only on the text
+ * and on the pairs when the text is pulled. Languages are compared loosely (de, de-AT, deu_Latn), and unknown ones
+ * match all. */
+typedef struct moetext_memory moetext_memory;
+
+/* Make a memory of a TMX, XLIFF, PO or TSV file (source TAB translation), or an empty one if `path` is NULL. Of equal
+ * sources the last one counts. Translations that are marked as unfinished (fuzzy in PO) are ignored. Errors:
+ * MOE_ERROR_IO, MOE_ERROR_ARGUMENT (the message names path and line), MOE_ERROR_MEMORY. */
+moe_status moetext_memory_new(const char *path, moetext_memory **out, moe_error *error);
+void moetext_memory_free(moetext_memory *memory); /* may be NULL; translators must have returned the texts' results */
+
+/* Add a pair, which counts for every text that is pulled afterwards, and replaces one with the same source and
+ * languages. `source_language` and `target_language` may be NULL if unknown. Errors: MOE_ERROR_ARGUMENT (not UTF-8,
+ * more than 64 KiB), MOE_ERROR_LIMIT (more than 2^24 pairs), MOE_ERROR_MEMORY. */
+moe_status moetext_memory_add(moetext_memory *memory, const char *source_language, const char *target_language,
+                              const char *source, size_t source_length, const char *target, size_t target_length,
+                              moe_error *error);
+size_t moetext_memory_count(const moetext_memory *memory);
+const char *moetext_memory_hash(const moetext_memory *memory); /* SHA-256 of the file; "" without a file */
+/* Return the memory of the option `memory`, to which pairs can be added; NULL without that option. */
+moetext_memory *moetext_memory_of(const moetext *translator);
+
+/* How a part of a text was found in a memory. */
+typedef enum moetext_recall { MOETEXT_FUZZY = 1, MOETEXT_ADAPTED, MOETEXT_EXACT } moetext_recall;
+typedef struct moetext_match {
+    size_t part; /* number of the part, from 0 */
+    moetext_recall recall;
+    float similarity;            /* 0.7 to 1 */
+    const char *source, *target; /* the pair; valid as long as the memory */
+} moetext_match;
+
 /* A link from a word of the source to a word of the translation. A word can have any number of links. */
 typedef struct moetext_link {
     size_t source_begin, source_end; /* byte offsets in moetext_request.text */
@@ -400,6 +440,8 @@ typedef struct moetext_request {
      * for each line of the text. It saves time and changes no byte of the result (moe_request.draft). */
     const char *draft;
     size_t draft_length;
+    moetext_memory *memory; /* for MOETEXT_TRANSLATE: searched before the option's; its pairs win. May be NULL; must
+                               remain valid until the result */
 } moetext_request;
 
 typedef struct moetext_hypothesis {
@@ -462,6 +504,8 @@ typedef struct moetext_result {
     const moetext_note *notes; /* [n_notes] notes on all parts, from both models */
     const char *model_path;    /* file of `model`; NULL if it has no path of its own */
     const char *between_path;  /* with two models, the file of the first */
+    size_t n_matches;
+    const moetext_match *matches; /* [n_matches] of the parts that were found in a memory */
 } moetext_result;
 
 /* Fill *request with the next text, and return MOE_PULL_REQUEST, MOE_PULL_END, MOE_PULL_LATER or MOE_PULL_CANCEL (stop

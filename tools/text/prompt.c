@@ -182,6 +182,7 @@ static int add_term(found_terms *found, moe_span source, const char *target) {
 static moe_status find_terms(const text_prompt_request *a, found_terms *found, moe_error *error) {
     size_t bytes, word = 0;
     int inflected;
+    if (a->example[0] && !add_term(found, span_of(a->example[0]), a->example[1])) return text_out_of_memory(error);
     for (size_t at = 0; a->glossary && at < a->text.length; at += bytes) {
         const char *text = a->text.data;
         const int unspaced = text_is_unspaced(text, a->text.length, at);
@@ -389,10 +390,17 @@ static moe_status draft_end(draft *d) {
     return d->status;
 }
 
-static moe_status join_ids(const text_front *front, const text_prompt *p, const turn *said, text_ids *out,
-                           moe_error *error) {
+/* Join the user's turn, after the example's turn and the answer `answer` if that is not NULL. */
+static moe_status join_ids(const text_front *front, const text_prompt *p, const turn *example, const char *answer,
+                           const turn *said, text_ids *out, moe_error *error) {
     draft d = draft_begin(front, out, error);
     put_piece(&d, &p->prefix);
+    if (answer) {
+        put_text(&d, example->text.data, example->text.length);
+        put_piece(&d, &p->answer[0]);
+        put_text(&d, answer, strlen(answer));
+        put_piece(&d, &p->answer[1]);
+    }
     put_text(&d, said->text.data, said->text.length);
     put_piece(&d, &p->suffix);
     return draft_end(&d);
@@ -422,29 +430,51 @@ static moe_status shorten(const text_front *front, const turn *said, size_t over
     return status;
 }
 
-moe_status text_prompt_ids(const text_front *front, const text_prompt_options *wishes, const text_prompt_request *asked,
-                           size_t room, text_ids *out, size_t *left, moe_error *error) {
+/* Build the ids of a prompt. *fits is 0 if they need more than `room` tokens. */
+static moe_status prompt_ids(const text_front *front, const text_prompt_options *wishes,
+                             const text_prompt_request *asked, size_t room, text_ids *out, size_t *left, int *fits,
+                             moe_error *error) {
     const text_prompt *p = front->prompt;
-    found_terms terms = { .n = 0 };
-    turn said = { .context = SIZE_MAX };
+    found_terms terms = { .n = 0 }, none = { .n = 0 };
+    turn said = { .context = SIZE_MAX }, earlier = { .context = SIZE_MAX };
     moe_span context = asked->context;
+    const char *answer = p->has_answer ? asked->example[1] : NULL;
+    text_prompt_request own = *asked, other = { .source = asked->source, .target = asked->target };
+    if (answer) own.example[0] = NULL, other.text = span_of(asked->example[0]);
     if (!knows(p, asked->target))
         return text_fail(error, MOE_ERROR_ARGUMENT, "target", "no language to translate into");
-    moe_status status = find_terms(asked, &terms, error);
+    moe_status status = find_terms(&own, &terms, error);
+    if (!status && answer)
+        status = put_turn(p, wishes ? wishes : &nothing, &other, (moe_span){ "", 0 }, &none, &earlier, error);
     const size_t found = terms.n;
     for (; terms.n && terms.bytes > TOKEN * room; terms.n--)
         terms.bytes -= terms.each[terms.n - 1].source.length + strlen(terms.each[terms.n - 1].target);
     while (!status) {
         status = put_turn(p, wishes ? wishes : &nothing, asked, context, &terms, &said, error);
-        if (!status) status = join_ids(front, p, &said, out, error);
-        if (status || out->length <= room || (!context.length && !terms.n)) break;
+        if (!status) status = join_ids(front, p, &earlier, answer, &said, out, error);
+        *fits = out->length <= room;
+        if (status || *fits || asked->example[0] || (!context.length && !terms.n)) break;
         status = shorten(front, &said, out->length - room, &context, &terms, error);
     }
     *left = terms.begin == SIZE_MAX ? found : found - terms.n;
     text_bytes_free(&said.text);
+    text_bytes_free(&earlier.text);
     text_index_free(&terms.index);
     free(terms.each);
     return status;
+}
+
+moe_status text_prompt_ids(const text_front *front, const text_prompt_options *wishes, const text_prompt_request *asked,
+                           size_t room, text_ids *out, size_t *left, moe_error *error) {
+    text_prompt_request own = *asked;
+    int fits = 0, language = ENGLISH;
+    while (language < LANGUAGES && !front->prompt->wordings[TERMS][language].length) language++;
+    if (!front->prompt->has_answer && language == LANGUAGES) own.example[0] = NULL; /* no place for it */
+    moe_status status = MOE_OK;
+    if (own.example[0]) status = prompt_ids(front, wishes, &own, room, out, left, &fits, error);
+    if (status || fits) return status;
+    own.example[0] = own.example[1] = NULL;
+    return prompt_ids(front, wishes, &own, room, out, left, &fits, error);
 }
 
 /* Return the reason why messages cannot be continued, or NULL. */
@@ -503,7 +533,7 @@ static moe_status measure(const text_front *front, const text_prompt *p, const t
         values[SOURCE_CODE] = values[TARGET_CODE] = p->codes[code];
         text_clear(&said.text);
         put_wording(wording, values, &said);
-        status = said.text.failed ? text_out_of_memory(error) : join_ids(front, p, &said, &ids, error);
+        status = said.text.failed ? text_out_of_memory(error) : join_ids(front, p, NULL, NULL, &said, &ids, error);
         if (ids.length > *extra) *extra = ids.length;
     }
     text_bytes_free(&said.text);

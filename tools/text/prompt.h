@@ -34,6 +34,7 @@ typedef struct text_prompt_request {
     moe_span text, context;        /* `context` contains earlier lines with line breaks; may be empty */
     int32_t source, target;        /* indices of languages; source is -1 if unknown */
     const text_glossary *glossary; /* may be NULL */
+    const char *example[2];        /* a similar text and its translation; NULL if none */
     int strictly;                  /* use the wording that insists on markup, if the model has one */
 } text_prompt_request;
 
@@ -49,8 +50,9 @@ size_t text_prompt_extra(const text_prompt *prompt); /* value of text_prompt_opt
  * MOE_ERROR_ARGUMENT, MOE_ERROR_UNSUPPORTED, MOE_ERROR_MEMORY. */
 moe_status text_prompt_check(const text_front *front, text_prompt_options *wishes, int plain, moe_error *error);
 
-/* Build the ids of a whole prompt. To fit into `room` tokens, drop the earliest lines first, then terms; *left is the
- * number of dropped terms. Errors: MOE_ERROR_ARGUMENT, MOE_ERROR_MEMORY. */
+/* Build the ids of a whole prompt. The example is an earlier turn, or without a place for one, the first term. To fit
+ * into `room` tokens, drop the example, then the earliest lines, then terms; *left is the number of dropped terms.
+ * Errors: MOE_ERROR_ARGUMENT, MOE_ERROR_MEMORY. */
 moe_status text_prompt_ids(const text_front *front, const text_prompt_options *wishes, const text_prompt_request *asked,
                            size_t room, text_ids *out, size_t *left, moe_error *error);
 

@@ -35,6 +35,7 @@ static moe_status prompt_of(const text_front *front, const text_job *job, int st
                                         .source = job->from,
                                         .target = job->language,
                                         .glossary = o->rules ? text_rules_glossary(o->rules) : NULL,
+                                        .example = { job->match.source, job->match.target },
                                         .strictly = strictly };
     return text_prompt_ids(front, o->prompt, &asked, o->max_source, ids, left, error);
 }

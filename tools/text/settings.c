@@ -68,6 +68,10 @@ static const option_row table[] = {
           ". Terms also match their capitalised and regularly inflected forms; the longest match wins. Prompted models "
           "receive the terms in the prompt and may ignore them",
       .group = GROUP_TEXT, TEXT_OF(glossary, "a file") },
+    { "memory", "FILE", "translation memory: a TMX, XLIFF or PO file, or lines of source TAB translation",
+      .more = ". A line or sentence in it gets its translation; one that differs only in numbers, placeholders or the "
+              "final mark gets an adapted one; a similar one guides the model. --json reports the matches",
+      .group = GROUP_TEXT, TEXT_OF(memory, "a file") },
     { "style", "WORDS", "style for prompted models, e.g. formal", .group = GROUP_PROMPT,
       TEXT_OF(style, "a few words") },
     { "context", "N", "add the N previous lines to the prompt, without their translations (default: 0)",
@@ -205,8 +209,9 @@ static int copy_trimmed(const char *begin, const char *end, char *out) {
     return 1;
 }
 
-/* Set an option from "name=value". *given has a bit for each option that is already set. */
-static moe_status parse_part(text_settings *s, const char *part, const char *end, uint64_t *given, moe_error *error) {
+/* Set an option from "name=value". given[i] is 1 if option i is already set. */
+static moe_status parse_part(text_settings *s, const char *part, const char *end, unsigned char *given,
+                             moe_error *error) {
     const char *equals = memchr(part, '=', (size_t)(end - part));
     char name[LONGEST], value[LONGEST];
     option_row row;
@@ -216,19 +221,17 @@ static moe_status parse_part(text_settings *s, const char *part, const char *end
     if (!equals) return text_fail(error, MOE_ERROR_ARGUMENT, name, "missing value for '%.60s': use name=value", name);
     const size_t at = find(name, &row);
     if (at == SIZE_MAX) return text_fail(error, MOE_ERROR_ARGUMENT, name, "unknown option '%.60s'", name);
-    const uint64_t bit = (uint64_t)1 << at;
-    if (*given & bit) return text_fail(error, MOE_ERROR_ARGUMENT, row.name, "option %s is given twice", row.name);
-    *given |= bit;
+    if (given[at]) return text_fail(error, MOE_ERROR_ARGUMENT, row.name, "option %s is given twice", row.name);
+    given[at] = 1;
     return set_option(s, &row, value, error);
 }
 
 moe_status text_settings_parse(text_settings *s, const char *options, moe_error *error) {
-    uint64_t given = 0;
+    unsigned char given[OPTIONS + TEXT_PARAMS] = { 0 };
     moe_status status = MOE_OK;
-    _Static_assert(OPTIONS + TEXT_PARAMS <= 64, "a bit for each option");
     for (const char *at = options ? options : ""; *at && !status;) {
         const char *end = at + strcspn(at, ";");
-        status = parse_part(s, at, end, &given, error);
+        status = parse_part(s, at, end, given, error);
         at = end + (*end == ';');
     }
     return status ? status : text_settings_check(s, "option ", error);

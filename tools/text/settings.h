@@ -21,6 +21,7 @@ typedef struct text_settings {
     int form, kind;   /* text_form; kind is 1 for a language model */
     char style[256], prompt[1024], target[32], source[32], preset[16], isa[32], device[32], gating[16], glossary[4096];
     char draft[4096];           /* file of a fast model */
+    char memory[4096];          /* file of a translation memory */
     double params[TEXT_PARAMS]; /* values by the index of moe_param_at */
     int context;                /* number of earlier lines */
     int max_len, split, truncate, capitals, protect, alignment;
@@ -29,6 +30,7 @@ typedef struct text_settings {
     int64_t noise;                    /* seed */
     size_t max_memory, models_memory; /* memory limits in bytes */
     const text_bytes *terms;          /* content of the glossary file; NULL if not read yet */
+    struct moetext_memory *recalled;  /* of the option memory, if it is read already */
 
     /* only for programs that are linked with libmoetext */
     const char *before; /* prefix of option names in messages; NULL for "option " */

@@ -58,6 +58,7 @@ struct text_several {
     text_way only;           /* files that translate between the languages of the options */
     text_detector *detector; /* detects all languages; NULL until needed */
     leg *legs;               /* [n] legs by file */
+    moetext_memory *memory;  /* of the options; may be NULL */
     size_t n, next;          /* `next` is the leg to check first */
     uint64_t clock;
     size_t bytes;                    /* memory of all open legs */
@@ -355,21 +356,48 @@ static moe_status way_of(text_several *s, const moetext_request *q, text_way *wa
     return status || source == target ? status : text_set_way(s->set, source, target, way, error);
 }
 
-/* Deliver a text with equal source and target languages. */
-static void deliver_same(const text_several *s, const moetext_request *q) {
+/* Deliver the translation of a text that no model translates; `match` is its match in a memory, or NULL. */
+static void deliver_text(const text_several *s, const moetext_request *q, const text_bytes *text,
+                         const moetext_match *match) {
     static const size_t no_end[1] = { 0 };
-    text_bytes copy = { 0 };
-    text_append(&copy, q->text ? q->text : "", q->length);
-    const moetext_hypothesis h = { .text = copy.data, .length = copy.length, .finished = 1, .part_ends = no_end };
+    const moetext_hypothesis h = { .text = text->data, .length = text->length, .finished = 1, .part_ends = no_end };
     const moetext_result r = { .user = q->user,
                                .message = "",
                                .n_parts = 1,
                                .part_ends = no_end,
                                .n_hypotheses = 1,
-                               .hypotheses = &h };
+                               .hypotheses = &h,
+                               .n_matches = match != NULL,
+                               .matches = match };
+    s->done(s->user, &r);
+}
+
+/* Deliver a text with equal source and target languages. */
+static void deliver_same(const text_several *s, const moetext_request *q) {
+    text_bytes copy = { 0 };
+    text_append(&copy, q->text ? q->text : "", q->length);
     if (copy.failed) refuse(s, q, MOE_ERROR_MEMORY, "out of memory");
-    else s->done(s->user, &r);
+    else deliver_text(s, q, &copy, NULL);
     text_bytes_free(&copy);
+}
+
+/* Deliver a text between two models that a memory translates. Return 0 if it does not. One model searches the memory
+ * itself, also for lines and sentences. */
+static int recall(const text_several *s, const moetext_request *q, const text_way *way) {
+    moetext_memory *const memories[] = { q->memory, s->memory };
+    text_bytes text = { 0 };
+    text_match found;
+    moe_error e;
+    size_t n;
+    const char *const *codes = text_set_languages(s->set, &n);
+    if (way->n != 2 || q->task || !q->text || (!q->memory && !s->memory)) return 0;
+    const moe_status status = text_memories_find(memories, (moe_span){ q->text, q->length }, codes[way->languages[0]],
+                                                 codes[way->languages[2]], &found, &text, &e);
+    const moetext_match match = { 0, (moetext_recall)found.kind, found.similarity, found.source, found.target };
+    if (status) refuse(s, q, status, e.message);
+    else if (found.kind >= TEXT_MATCH_ADAPTED) deliver_text(s, q, &text, &match);
+    text_bytes_free(&text);
+    return status || found.kind >= TEXT_MATCH_ADAPTED;
 }
 
 /* Queue a text of the caller for its first leg, or finish it. */
@@ -390,6 +418,7 @@ static void begin_text(text_several *s, const moetext_request *q) {
     else if (!way.n) refuse(s, q, MOE_ERROR_ARGUMENT, "the text is already in the target language");
     else if (way.n == 2 && q->task == MOETEXT_SCORE)
         refuse(s, q, MOE_ERROR_UNSUPPORTED, "a translation through a pivot language has no probability");
+    else if (recall(s, q, &way)) return;
     else if (!(x = calloc(1, sizeof *x))) refuse(s, q, MOE_ERROR_MEMORY, "out of memory");
     if (!x) return;
     x->request = *q, x->way = way;
@@ -524,6 +553,7 @@ static moe_status fill(text_several *s, leg *l, item *x, moetext_request *q, moe
     q->task = last ? x->request.task : MOETEXT_TRANSLATE;
     if (q->task) q->given = x->given.data, q->given_length = x->given.length;
     q->glossary = glossary;
+    q->memory = x->way.n > 1 ? &text_no_memory : x->request.memory;
     if (!x->hop) q->context = x->context.data, q->context_length = x->context.length;
     q->user = x;
     q->place = &x->place;
@@ -678,6 +708,7 @@ static moe_status several_new(text_set *set, const text_settings *settings, text
     s->most = 16 * (size_t)(settings->batch > 0 ? settings->batch : 32);
     s->auto_source = strcmp(settings->source, "auto") == 0;
     s->settings.source[0] = s->settings.target[0] = '\0'; /* each leg gets its own languages */
+    s->settings.memory[0] = '\0';                         /* the translator opens it once for all legs */
     atomic_init(&s->running, NULL);
     atomic_init(&s->cancelled, 0);
     atomic_init(&s->cancelling, 0);
@@ -749,6 +780,9 @@ static moetext_term several_term(const text_several *s, size_t i) {
     return sum;
 }
 
+/* All legs search the memory, except for texts between two models. */
+static void several_recall(text_several *s, moetext_memory *memory) { s->memory = s->settings.recalled = memory; }
+
 static const char *several_heading(const text_several *s) {
     for (size_t i = 0; i < s->n; i++)
         if (s->legs[i].translator) return moetext_glossary_heading(s->legs[i].translator);
@@ -771,7 +805,8 @@ static const text_several_ops several_ops = { .close = text_set_close,
                                               .terms_new = glossaries_new,
                                               .terms_free = glossaries_free,
                                               .term = several_term,
-                                              .heading = several_heading };
+                                              .heading = several_heading,
+                                              .recall = several_recall };
 
 moe_status text_models_open(const char *const *paths, size_t n, const text_settings *settings, moetext_model **out,
                             moe_error *error) {

@@ -8,6 +8,7 @@
 #define TEXT_SEVERAL_H
 
 #include "tools/text/models.h"
+#include "tools/text/recall.h"
 #include "tools/text/settings.h"
 
 typedef struct text_several text_several;
@@ -34,6 +35,7 @@ typedef struct text_several_ops {
     void (*terms_free)(text_glossaries *terms);
     moetext_term (*term)(const text_several *several, size_t i);
     const char *(*heading)(const text_several *several);
+    void (*recall)(text_several *several, moetext_memory *memory); /* set the memory of the options */
 } text_several_ops;
 
 /* Notes on a text, all zero if empty. */
@@ -92,6 +94,10 @@ moe_status text_leg_new(const moetext_model *model, const text_settings *setting
 /* Make a glossary that copies the translations in the option's glossary, or set *out to NULL if it has none. */
 moe_status text_leg_glossary(const moetext *leg, moetext_glossary **out, moe_error *error);
 text_glossaries *text_glossaries_of(const moetext_glossary *glossary);
+/* Find a text in two memories, each of which may be NULL; the first wins over an equal match in the second. */
+moe_status text_memories_find(moetext_memory *const memories[2], moe_span text, const char *source, const char *target,
+                              text_match *match, text_bytes *out, moe_error *error);
+extern moetext_memory text_no_memory; /* the memory of a request for which the option's must not be searched */
 /* Make a model that owns a set. */
 moe_status text_model_of_set(text_set *set, const text_several_ops *ops, moetext_model **out, moe_error *error);
 

@@ -124,6 +124,14 @@ static void look_back(text_stream *s, const text_line *line) {
     if (s->context.failed) text_out_of_memory(&s->trouble);
 }
 
+int text_stream_recalls(text_stream *s, moe_span text, int exactly) {
+    text_clear(&s->recalled);
+    s->match = (text_match){ .kind = TEXT_MATCH_NONE };
+    if (!s->recall || s->trouble.code) return 0;
+    s->recall(s, text, &s->match, &s->recalled, &s->trouble);
+    return s->match.kind >= (exactly ? TEXT_MATCH_EXACT : TEXT_MATCH_ADAPTED);
+}
+
 /* Get the next text or part. *more is 1 if other parts follow after the white space *gap. */
 static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_span *gap) {
     const int turn = s->turn(s, wait);
@@ -136,7 +144,12 @@ static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_s
         s->next(s, line);
         look_back(s, line);
         c->framed = is_framed(s, line);
-        if (!c->framed && !is_cut(s, line)) return MOE_PULL_REQUEST;
+        if (line->recalled) c->framed = 0;
+        if (line->recalled || (!c->framed && !is_cut(s, line))) return MOE_PULL_REQUEST;
+        if (!line->kept && text_stream_recalls(s, (moe_span){ line->data, line->length }, 0)) {
+            c->framed = 0, line->recalled = 1;
+            return MOE_PULL_REQUEST;
+        }
         c->rest = *line;
         c->message = (text_message){ 0 };
         c->piece = c->framed ? 0 : line->length;
@@ -189,13 +202,29 @@ static int fill_request(text_stream *s, text_job *job, moe_request *request) {
     return 0;
 }
 
+/* Find a part in the translation memory. Return 1 if the memory has its translation. */
+static int recall_part(text_stream *s, const text_line *line, text_job *job) {
+    const text_cursor *c = s->at;
+    const moe_span text = { line->data, line->length };
+    if (!line->recalled && (c->verbatim || c->divided || c->framed || line->kept || line->prompt)) return 0;
+    if (!line->recalled) text_stream_recalls(s, text, 0);
+    job->match = s->match;
+    if (s->match.kind < TEXT_MATCH_ADAPTED) return 0;
+    text_append(&job->recalled, s->recalled.data, s->recalled.length);
+    text_append(&job->source, text.data, text.length);
+    if (job->recalled.failed || job->source.failed) text_out_of_memory(&s->trouble);
+    return job->verbatim = 1;
+}
+
 /* Fill a job from its part of the line. Return 0 if no request is needed or `trouble` is set. */
 static int prepare_part(text_stream *s, const text_line *line, moe_span gap, text_job *job) {
     text_cursor *c = s->at;
     text_append(&job->gap, gap.data, gap.length);
     job->joined = c->framed && !c->piece;
     if (c->framed) job->message = text_message_of(&c->message);
-    if (c->verbatim) {
+    if (recall_part(s, line, job)) {
+        /* nothing is left to translate */
+    } else if (c->verbatim) {
         job->verbatim = 1;
         text_append(&job->source, line->data, line->length);
         if (!job->more) text_append(&job->source, gap.data, gap.length);
@@ -293,12 +322,17 @@ static void divide(text_stream *s, text_job *job) {
     lose(s, job);
 }
 
-static void stream_done(void *user, const moe_result *result) {
+static void stream_done(void *user, const moe_result *given) {
     text_stream *s = user;
-    text_job *job = result->user;
+    text_job *job = given->user;
+    moe_hypothesis ranked[MOE_MAX_BEAM];
+    moe_result own = *given;
+    const moe_result *result = &own;
     s->requested--;
     if (s->trouble.code) return;
-    if (text_job_next(s->front, &s->doubts, job, result, &s->trouble)) {
+    own.hypotheses = ranked;
+    if (text_job_rank(s->front, job, given, ranked, &s->trouble) ||
+        text_job_next(s->front, &s->doubts, job, result, &s->trouble)) {
         lose(s, job);
     } else if (job->attempt.step == TEXT_HALVE) {
         divide(s, job);
@@ -317,6 +351,7 @@ moe_status text_stream_run(text_stream *s, moe_session *session, moe_error *erro
     s->options.strategy = text_strategy_of(s->front, &s->options);
     const moe_status status = moe_translate(session, stream_pull, stream_done, s, error);
     text_bytes_free(&s->context);
+    text_bytes_free(&s->recalled);
     if (!s->trouble.code) return status;
     if (error) *error = s->trouble;
     return s->trouble.code;

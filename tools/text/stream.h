@@ -49,7 +49,12 @@ struct text_stream {
     /* Append the non-blank lines that precede a text, each with a line break, to show them to the model. */
     void (*before)(text_stream *stream, const text_line *line, size_t lines, text_bytes *out);
 
+    /* Find a text in the translation memory, as text_recall_find does; NULL without one. */
+    moe_status (*recall)(text_stream *stream, moe_span text, text_match *match, text_bytes *out, moe_error *error);
+
     text_bytes context;              /* earlier lines for the current line */
+    text_match match;                /* of the current line, if it has `recalled` set */
+    text_bytes recalled;             /* its translation */
     uint64_t pieces, unknown_pieces; /* statistics of requested ids */
     moe_error trouble;               /* its code is set after a failure that ends the run */
     text_cursor *at;                 /* cursor of the current text */
@@ -58,6 +63,10 @@ struct text_stream {
     int ended;                       /* 1 if no texts remain */
     text_suspicions doubts;          /* all zero before the first run */
 };
+
+/* Find a text in the translation memory, and set match and recalled. Return 1 for an exact match, or unless `exactly`
+ * is 1, for an adapted one. Errors are in `trouble`. */
+int text_stream_recalls(text_stream *stream, moe_span text, int exactly);
 
 /* Add new output to a job (text_job_grow) and call `partial`. A callback for moe_request.partial. */
 void text_stream_partial(void *stream, void *job, const int32_t *ids, size_t n);

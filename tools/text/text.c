@@ -313,6 +313,24 @@ static void short_name(const char *language, char out[32]) {
     snprintf(out, 32, "%s", language);
 }
 
+int text_codes_agree(const char *a, const char *b) {
+    const char *const codes[] = { a, b };
+    char names[2][32], regions[2][3] = { "", "" };
+    written w[2];
+    if (!*a || !*b) return 1;
+    for (int i = 0; i < 2; i++) {
+        char plain[32];
+        plain_code(codes[i], strlen(codes[i]), plain);
+        w[i] = written_of(plain);
+        short_name(w[i].language, names[i]);
+        for (const char *part = plain; (part = strchr(part, '-')); part++)
+            if (strcspn(part + 1, "-") == 2) snprintf(regions[i], sizeof regions[i], "%.2s", part + 1);
+    }
+    return strcmp(names[0], names[1]) == 0 &&
+           (!*w[0].script || !*w[1].script || strcmp(w[0].script, w[1].script) == 0) &&
+           (!*regions[0] || !*regions[1] || strcmp(regions[0], regions[1]) == 0);
+}
+
 /* Return the index of the first listed code with the language and script of `code`; -1 if none, or if `code` implies no
  * script. */
 static ptrdiff_t code_in_script(const text_codes *list, const char *code) {

@@ -109,6 +109,8 @@ typedef struct text_codes {
 /* Return the source or target languages: languages.sources or languages.targets in the metadata, or the tags. */
 text_codes text_languages_of(const moe_model *m, int target);
 moe_span text_code_at(const text_codes *codes, size_t i);
+/* Return 1 if two codes can be the same language: de, de-AT and deu_Latn, but not pt-BR and pt-PT. "" is any. */
+int text_codes_agree(const char *a, const char *b);
 /* Find the tag of a source or target language in the model's spelling or a common one: "de" finds "deu_Latn", "pt-BR"
  * finds "pt". *tag is -1 for a language without a tag. An unknown language is MOE_ERROR_ARGUMENT, and the message lists
  * the known ones. */
@@ -165,6 +167,7 @@ typedef struct text_line {
     const char *data; /* valid until the next call; without its "\n" or "\r\n" */
     size_t length;
     uint64_t number;   /* number of the line, from 1 */
+    int recalled;      /* 1 if text_stream has its translation */
     int too_long;      /* 1 if the rest beyond TEXT_MAX_LINE bytes was dropped */
     int kept;          /* 1 if the line is part of a multi-line ICU message that must be copied */
     const char *given; /* [given_length] the target, if lines have one (text_options.pairs) */

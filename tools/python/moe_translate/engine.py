@@ -266,6 +266,17 @@ class Engine:
             self.check()
             return lib().moetext_glossary_heading(self.handle).decode("utf-8")
 
+    def remember(self, source, translation, source_language, target_language):
+        """Add a pair to the memory of the option, which may be in use."""
+        pair = [text.encode("utf-8") for text in (source, translation)]
+        codes = [code and code.encode("utf-8") for code in (source_language, target_language)]
+        with self.state:
+            self.check()
+            memory = lib().moetext_memory_of(self.handle)
+            if not memory:
+                raise ValueError("remember() requires the option memory=FILE; os.devnull is an empty memory")
+            checked_call("moetext_memory_add", memory, *codes, pair[0], len(pair[0]), pair[1], len(pair[1]))
+
     def count(self):
         self.counts = c.read_stats(lib(), self.handle)
 

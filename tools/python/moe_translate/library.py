@@ -29,7 +29,8 @@ class Request(ctypes.Structure):
                 ("given", c_char_p), ("given_length", c_size_t), ("glossary", c_void_p), ("user", c_void_p),
                 ("place", c_void_p), ("drop", c_void_p), ("context", c_char_p), ("context_length", c_size_t),
                 ("partial", c_void_p), ("ids", POINTER(c_int32)), ("n_ids", c_size_t), ("limit", c_size_t),
-                ("sampling", c_void_p), ("routing", c_void_p), ("draft", c_char_p), ("draft_length", c_size_t)]
+                ("sampling", c_void_p), ("routing", c_void_p), ("draft", c_char_p), ("draft_length", c_size_t),
+                ("memory", c_void_p)]
 
 
 class Link(ctypes.Structure):
@@ -160,6 +161,11 @@ FUNCTIONS = {  # name: (result type, argument types)
     ),
     "moetext_glossary_free": (None, [c_void_p]),
     "moetext_glossary_heading": (c_char_p, [c_void_p]),
+    "moetext_memory_of": (c_void_p, [c_void_p]),
+    "moetext_memory_add": (
+        c_int,
+        [c_void_p, c_char_p, c_char_p, c_char_p, c_size_t, c_char_p, c_size_t, POINTER(Error)],
+    ),
     "moetext_term_at": (Term, [c_void_p, c_size_t]),
     "moetext_html_new": (c_int, [c_char_p, c_size_t, POINTER(HtmlOptions), POINTER(c_void_p), POINTER(Error)]),
     "moetext_html_free": (None, [c_void_p]),

@@ -875,6 +875,13 @@ class Translator:
             counts[term.source, term.target] = asked + term.asked, kept + term.kept
         return [Term(*pair, *numbers) for pair, numbers in counts.items()]
 
+    def remember(self, source: str, translation: str, source_language: "str | None" = None,
+                 target_language: "str | None" = None) -> None:
+        """Add a confirmed translation to the memory of the option `memory`. It counts for every text whose translation
+        begins later, in place of an earlier pair with the same source and languages (None: all languages)."""
+        for engine in self._engines():
+            engine.remember(source, translation, source_language, target_language)
+
     @property
     def glossary_heading(self) -> str:
         """The first line of the glossary file if it names the columns and was ignored, else ""."""

@@ -47,6 +47,7 @@ class CallOptions(TypedDict, total=False):
     truncate: "bool | int | None"
     capitals: "bool | int | None"
     protect: "bool | int | None"
+    memory: "str | None"
     alignment: "bool | int | None"
     share: "float | None"
     # Prompted models
