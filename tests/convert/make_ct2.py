@@ -118,6 +118,16 @@ def encoded(text):
     return struct.pack("<H", len(text) + 1) + text.encode() + b"\0"
 
 
+def old_name(name):
+    """Return the name of a variable in version 1, that of OpenNMT-tf."""
+    cross = "multi_head" if name.startswith("encoder") else "masked_multi_head"
+    for new, old in (("embeddings/weight", "w_embs"), ("embeddings_0/weight", "w_embs"), ("weight", "kernel"),
+                     ("layer_norm", "LayerNorm"), ("projection", "dense"), ("linear_0", "conv1d"),
+                     ("linear_", "conv1d_"), ("self_attention", cross), ("/attention", "/multi_head")):
+        name = name.replace(new, old)
+    return f"transformer/{name}:0" if "/" in name and not name.endswith(("num_heads", "scale_embeddings")) else name
+
+
 def model_bin(arrays, version=6, spec="TransformerSpec"):
     """Return the bytes of model.bin. Equal arrays of several names become aliases, except before version 3."""
     variables, aliases, seen = b"", b"", {}
@@ -134,10 +144,65 @@ def model_bin(arrays, version=6, spec="TransformerSpec"):
         seen[id(arrays[name])] = name
         about = struct.pack("<BI", ENCODED[x.dtype.name], x.nbytes) if version >= 4 else \
             struct.pack("<BI", x.itemsize, x.size)
-        variables += encoded(name) + struct.pack(f"<B{x.ndim}I", x.ndim, *x.shape) + about + x.tobytes()
+        variables += encoded(name if version > 1 else old_name(name))
+        variables += struct.pack(f"<B{x.ndim}I", x.ndim, *x.shape) + about + x.tobytes()
         n[0] += 1
-    return struct.pack("<I", version) + encoded(spec) + struct.pack("<II", 7, n[0]) + variables + \
-        (struct.pack("<I", n[1]) + aliases if version >= 3 else b"")
+    head = encoded(spec) + struct.pack("<I", 7) if version > 1 else b""
+    return struct.pack("<I", version) + head + struct.pack("<I", n[0]) + variables + (
+        struct.pack("<I", n[1]) + aliases if version >= 3 else b"")
+
+
+def decoder(config, arrays):
+    """Return the variables of a decoder-only model of make_decoder's."""
+    gemma, at = config["model_type"].startswith("gemma3"), "decoder/layer_{}/"
+    names = {"input_layernorm.weight": "self_attention/layer_norm/gamma",
+             "post_attention_layernorm.weight": "ffn/layer_norm/gamma",
+             "self_attn.o_proj.weight": "self_attention/linear_1/weight",
+             "self_attn.q_norm.weight": "self_attention/q_norm/gamma",
+             "self_attn.k_norm.weight": "self_attention/k_norm/gamma", "mlp.gate_proj.weight": "ffn/linear_0/weight",
+             "mlp.up_proj.weight": "ffn/linear_0_noact/weight", "mlp.down_proj.weight": "ffn/linear_1/weight"}
+    if gemma:
+        names.update({f"{x}layernorm.weight": f"{x}layer_norm/gamma" for x in (
+            "input_", "post_attention_", "pre_feedforward_", "post_feedforward_")})
+    embedding = np.float32(arrays["model.embed_tokens.weight"])
+    head = np.float32(arrays["lm_head.weight"]) if "lm_head.weight" in arrays else embedding
+    out = {"decoder/embeddings/weight": embedding, "decoder/projection/weight": head,
+           "decoder/layer_norm/gamma": np.float32(arrays["model.norm.weight"]),
+           "decoder/num_heads": np.int16(config["num_attention_heads"]), "decoder/pre_norm": np.int8(1),
+           "decoder/activation": np.int8(1 if gemma else 2), "decoder/scale_embeddings": np.int8(gemma),
+           "decoder/alibi": np.int8(0), "decoder/start_from_zero_embedding": np.int8(0)}
+    for i in range(config["num_hidden_layers"]):
+        layer, attention = f"model.layers.{i}.", at.format(i) + "self_attention/"
+        for theirs, own in names.items():
+            if layer + theirs in arrays:
+                out[at.format(i) + own] = np.float32(arrays[layer + theirs])
+        for part in "weight", "bias":
+            parts = [arrays.get(f"{layer}self_attn.{x}_proj.{part}") for x in "qkv"]
+            if parts[0] is not None:
+                out[f"{attention}linear_0/{part}"] = np.float32(np.concatenate(parts))
+        kind = config["layer_types"][i] if gemma else ""
+        out.update({attention + "rotary_dim": np.int32(0), attention + "rotary_interleave": np.int8(0),
+                    attention + "num_heads_kv": np.int32(config["num_key_value_heads"])})
+        base, scaling = config.get("rope_theta", 1e4), config.get("rope_scaling") or {}
+        if kind == "sliding_attention":
+            base, scaling = config["rope_local_base_freq"], {}
+        if kind or config.get("sliding_window") and config["model_type"] == "mistral":
+            out[attention + "sliding_window"] = np.int32(0 if kind == "full_attention" else config["sliding_window"])
+        if scaling:
+            llama = scaling["rope_type"] == "llama3"
+            out.update({attention + "rotary_scaling_type": np.int8(2 * llama),
+                        attention + "rotary_scaling_factor": np.float32(scaling["factor"])})
+            if llama:
+                base = scaling["rope_theta"]
+                out.update({attention + "rotary_low_freq_factor": np.float32(scaling["low_freq_factor"]),
+                            attention + "rotary_high_freq_factor": np.float32(scaling["high_freq_factor"]),
+                            attention + "original_max_position_embeddings": np.int32(
+                                scaling["original_max_position_embeddings"])})
+        out[attention + "rotary_base"] = np.float32(base)
+    if gemma:
+        for name in [name for name in out if name.endswith("norm/gamma")]:
+            out[name.replace("gamma", "layer_norm_use_residual")] = np.int8(1)
+    return out
 
 
 def quantised(arrays, kind):

@@ -36,7 +36,10 @@ NOT_RUN = {  # beginnings of commands, and the reason
     "tools/convert/README.md": {
         "tools/convert/convert.py --from fairseq": TESTED, "tools/convert/convert.py model_best.pth": TESTED,
         "tools/convert/convert.py translate.ckpt": TESTED, "./moe-quantize gnmt.bin": TESTED,
-        "tools/convert/moses-bpe.py": TESTED, "tools/convert/convert.py opus-mt-en-de.bin": TESTED, "./moe-translate -m fast.bin": TESTED},
+        "tools/convert/moses-bpe.py": TESTED, "tools/convert/convert.py opus-mt-en-de.bin": TESTED,
+        "./moe-translate -m fast.bin": TESTED, "tools/convert/convert.py --from hf madlad400": TESTED,
+        "echo 'How was your day?' | ./moe-translate -m madlad": TESTED, "./moe-translate -m nllb-ct2": TESTED,
+        "./moe-translate -m translate-en_es": TESTED, "./moe-quantize translate-en_de": TESTED},
     "tools/MACHINES.md": {"./moe-make-random": "54 billion weights", "./moe-bench": "54 billion weights",
                           "sudo tests/bench/limited.py": MACHINE, "tokens/s": "a formula",
                           "bytes per token": "a formula"},

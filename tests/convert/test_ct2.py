@@ -8,6 +8,8 @@ Usage: tests/python tests/convert/test_ct2.py [--only NAME] [--cases N]
 --cases N: random damage per kind of model (default: 20)
 """
 import argparse
+import contextlib
+import io
 import json
 import os
 import random
@@ -27,6 +29,7 @@ try:
     import numpy as np
 
     import make_ct2 as make
+    import make_decoder
     import moefile
 except ImportError:
     np = None
@@ -130,15 +133,78 @@ def number_formats_keep_their_numbers():
 
 @numpy_test
 def older_versions_give_the_same_model():
-    made = set()
-    for version in 2, 3, 4, 5, 6:
+    for kind, versions in ("argos", (2, 3, 4, 5, 6)), ("post", (1, 6)):
+        made = set()
+        for version in versions:
+            with tempfile.TemporaryDirectory() as at:
+                about = {"about": None} if version < 6 else {}
+                folder_of(at + "/in", kind, version=version, vocabulary="txt" if version < 5 else "json", **about)
+                assert convert(at + "/in", at + "/out") is None, version
+                with open(at + "/out", "rb") as file:
+                    made.add(file.read())
+        assert len(made) == 1, kind
+
+
+@numpy_test
+def decoder_only_models_have_the_tensors_of_the_published_layout():
+    for family, more in (("llama", {}), ("llama", {"rope_scaling": make_decoder.LLAMA_3, "rope_theta": 100.0}),
+                         ("qwen2", {}), ("qwen3", {}), ("mistral", {}), ("gemma3_text", {"query_pre_attn_scalar": 12})):
         with tempfile.TemporaryDirectory() as at:
-            about = {"about": None} if version < 6 else {}
-            folder_of(at + "/in", "argos", version=version, vocabulary="txt" if version < 5 else "json", **about)
-            assert convert(at + "/in", at + "/out") is None, version
-            with open(at + "/out", "rb") as file:
-                made.add(file.read())
-    assert len(made) == 1
+            config, arrays = make_decoder.make(at, family, **more)
+            with contextlib.redirect_stderr(io.StringIO()):
+                problem = convert_quietly("--from", "hf", at, "-o", at + "/hf.bin", "--type", "f32")
+            assert problem is None, (family, problem)
+            os.mkdir(at + "/in")
+            with open(at + "/in/model.bin", "wb") as file:
+                file.write(make.model_bin(make.decoder(config, arrays), spec="TransformerDecoderSpec"))
+            about = {"bos_token": "1", "eos_token": "2", "layer_norm_epsilon": config["rms_norm_eps"]}
+            for name, value in ("config", about), ("vocabulary", [str(i) for i in range(make_decoder.V)]):
+                with open(f"{at}/in/{name}.json", "w", encoding="utf-8") as file:
+                    json.dump(value, file)
+            done = subprocess.run([CONVERT, "--ids-only", "f32", "-", at + "/in", at + "/out"], capture_output=True,
+                                  encoding="utf-8")
+            assert done.stdout.endswith("ok\n"), (family, done)
+            (a, b), (c, d) = moefile.read(at + "/hf.bin"), moefile.read(at + "/out")
+            for name, x in d.items():  # tables of positions depend on the published number of positions
+                y = b[name].array() if name in b else None
+                n = min(len(x.array()), len(y)) if name.startswith("rotary") else len(y)
+                assert (x.array()[:n] == y[:n]).all(), (family, name)
+            assert b.keys() == d.keys(), family
+            layers = [{k: v for k, v in x.items() if k.startswith(("decoder", "rotary.size"))} for x in (a, c)]
+            assert layers[0] == layers[1], family
+
+
+@numpy_test
+def argos_merges_are_stored_for_moses():
+    codes = "#version: 0.2\nt h\nth e</w>\na t</w>\nl o</w>\n"
+    with tempfile.TemporaryDirectory() as at:
+        folder_of(at + "/in/model", "argos", tokeniser=None)
+        write = lambda text: [open(at + "/in/bpe.model", "wb").write(text), None][1]
+        with open(at + "/in/metadata.json", "w", encoding="utf-8") as file:
+            json.dump({"from_code": "en", "to_code": "de"}, file)
+        write(codes.encode())
+        assert convert(at + "/in", at + "/out") is None
+        about = moefile.read_meta(at + "/out")
+        assert about["tokenizer.kind"] == "bpe" and about["tokenizer.merges"] == codes.split("\n")[1:-1]
+        assert [about["tokenizer." + x] for x in ("bpe_version", "separator", "source_language", "target_language",
+                                                  "punctuation")] == ["0.2", "@@", "en", "de", 1]
+        done = subprocess.run([TRANSLATE, "-m", at + "/out", "a"], capture_output=True, encoding="utf-8")
+        assert done.returncode == 3 and "moses-bpe.py and --pretokenized" in done.stderr
+        assert run([TRANSLATE, "-m", at + "/out", "--pretokenized"], ["a b \u2581c"]).lines[0]
+        for text, words in ((codes + "a b c\n", "line 6 is not a merge"), (codes + "ab\n", "line 6"), ("", "0 merges"),
+                            ("a \xff", "not valid UTF-8")):
+            write(text.encode("latin-1"))
+            problem = convert(at + "/in", at + "/out")
+            assert problem and words in problem, (text, problem)
+        try:
+            import sacremoses  # noqa: F401
+            import subword_nmt  # noqa: F401
+        except ImportError:
+            print("    encoding not tested: no sacremoses or subword-nmt here")
+            return
+        moses = [sys.executable, os.path.join(ROOT, "tools", "convert", "moses-bpe.py"), "-m", at + "/out"]
+        found = run([*moses, "encode"], ["the \u201ccat\u201d, lo"]).lines
+        assert found == ["the &@@ q@@ u@@ o@@ t@@ ; c@@ at , &@@ q@@ u@@ o@@ t@@ ; lo"], found
 
 
 @numpy_test

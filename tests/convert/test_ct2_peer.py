@@ -6,7 +6,8 @@ beam 4.
 Usage: tests/python tests/convert/test_ct2_peer.py [--only NAME]
 
 Needs ctranslate2 4.8.5, transformers 4.57.6, PyTorch and protobuf (make
-test-long). Models in int8 have the same tokens if CTranslate2 computes in
+test-long). CT2_MODELS names tests/data/models of CTranslate2's repository: five
+small transliteration models that were trained. Models in int8 have the same tokens if CTranslate2 computes in
 float32. In int8 it quantises inputs too: at least 15 of 40 translations, mean
 scores within 0.15. T5 and Switch in Hugging Face's layout are compared with
 transformers in float64.
@@ -19,9 +20,10 @@ import random
 import sys
 import tempfile
 import warnings
+from unittest import mock
 
 from converting import convert_quietly
-from suite import Suite
+from suite import Skip, Suite
 from test_ct2 import TOLERANCE, convert, sources, text, translate
 
 try:
@@ -138,7 +140,7 @@ def made(write, quantization=None):
 
 
 def vocabulary_of(folder, side="shared"):
-    with open(f"{folder}/{side}_vocabulary.json", encoding="utf-8") as file:
+    with open(f"{folder}/{side + '_' if side else ''}vocabulary.json", encoding="utf-8") as file:
         return json.load(file)
 
 
@@ -238,29 +240,145 @@ def opennmts_relative_positions_are_equal():
         assert same == {1: 40, 4: 40} and max(off) < 1e-4
 
 
+def same_answers(folder, ours, theirs, beams=(1, 4)):
+    """Return for each beam how many of 40 random prompts have the answers that `theirs(prompt, beam)` returns."""
+    words, r, same = vocabulary_of(folder, None), random.Random(3), {}
+    lines = [[r.randrange(3, len(words)) for _ in range(r.choice((1, 3, 8, 20, 40)))] for _ in range(40)]
+    cut = lambda ids: ids[:-1] if ids and ids[-1] == 2 else ids
+    for beam in beams:
+        found = translate(ours, [text(x) for x in lines], "--kv-bits", "32", "--beam", str(beam), "--max-len", "16",
+                          "--early-stopping=1")
+        same[beam] = sum(cut(a["ids"]) == cut(theirs(x, beam)) for a, x in zip(found, lines))
+    return same
+
+
+def answers_of(folder):
+    """Return a function that searches with CTranslate2."""
+    words, generator = vocabulary_of(folder, None), ctranslate2.Generator(folder, compute_type="float32",
+                                                                          intra_threads=1)
+    return lambda x, beam: generator.generate_batch(
+        [[words[i] for i in x]], beam_size=beam, max_length=16, min_length=0,
+        include_prompt_in_result=False)[0].sequences_ids[0]
+
+
+def searched(model):
+    """Return a function that searches greedily with transformers."""
+    def search(x, _):
+        x = torch.tensor([x])
+        return model.generate(x, attention_mask=torch.ones_like(x), do_sample=False, max_new_tokens=16, num_beams=1,
+                              pad_token_id=0)[0, x.shape[1]:].tolist()
+    return search
+
+
+def exact_model(folder):
+    """Return the checkpoint that a model was made of, in float64."""
+    return transformers.AutoModelForCausalLM.from_pretrained(os.path.dirname(folder) + "/hf", dtype=torch.float64,
+                                                             attn_implementation="eager").eval()
+
+
+LLAMA_3 = {"max_position_embeddings": 384, "rope_scaling": {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 48}}
+GEMMA_3 = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window_pattern": 2}
+
+
 @peer_test
 def decoder_only_models_are_equal():
-    t, r = transformers, random.Random(3)
+    t = transformers
     for name, model, config, more in (
             ("llama", t.LlamaForCausalLM, t.LlamaConfig, {}), ("qwen2", t.Qwen2ForCausalLM, t.Qwen2Config, {}),
             ("qwen3", t.Qwen3ForCausalLM, t.Qwen3Config, {"head_dim": 16}),
             ("mistral", t.MistralForCausalLM, t.MistralConfig, {"sliding_window": 512}),
-            ("gemma3", t.Gemma3ForCausalLM, t.Gemma3TextConfig,
-             {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 64, "sliding_window_pattern": 2})):
+            ("llama3", t.LlamaForCausalLM, t.LlamaConfig, LLAMA_3),
+            ("gemma", t.GemmaForCausalLM, t.GemmaConfig, {"head_dim": 16}),
+            ("gemma2", t.Gemma2ForCausalLM, t.Gemma2Config, {"head_dim": 16}),
+            ("gemma3", t.Gemma3ForCausalLM, t.Gemma3TextConfig, {**GEMMA_3, "sliding_window": 64})):
         with made(lambda at: decoder(at, model, config, **more)) as (folder, ours):
-            with open(folder + "/vocabulary.json", encoding="utf-8") as file:
-                words, same = json.load(file), {}
-            lines = [[r.randrange(3, len(words)) for _ in range(r.choice((1, 3, 8, 20, 40)))] for _ in range(40)]
-            generator = ctranslate2.Generator(folder, compute_type="float32", intra_threads=1)
-            for beam in 1, 4:
-                found = translate(ours, [text(x) for x in lines], "--kv-bits", "32", "--beam", str(beam), "--max-len",
-                                  "16", "--early-stopping=1")
-                theirs = [generator.generate_batch([[words[i] for i in x]], beam_size=beam, max_length=16, min_length=0,
-                                                   include_prompt_in_result=False)[0].sequences_ids[0] for x in lines]
-                cut = lambda ids: ids[:-1] if ids and ids[-1] == 2 else ids
-                same[beam] = sum(cut(a["ids"]) == cut(b) for a, b in zip(found, theirs))
+            same = same_answers(folder, ours, answers_of(folder))
             print(f"    {name}: {same}")
             assert same == {1: 40, 4: 40}, name
+
+
+@peer_test
+def llama_3s_scaled_positions_are_those_of_transformers():
+    """CTranslate2 reads all factors, but its converter writes only two of them."""
+    from ctranslate2.converters.transformers import LlamaLoader
+    whole = LlamaLoader.get_model_spec
+
+    def with_factors(self, model):
+        spec, about = whole(self, model), model.config.rope_scaling
+        for layer in spec.decoder.layer:
+            vars(layer.self_attention).update(
+                rotary_scaling_factor=np.float32(about["factor"]),
+                original_max_position_embeddings=np.int32(about["original_max_position_embeddings"]))
+        return spec
+    t = transformers
+    with mock.patch.object(LlamaLoader, "get_model_spec", with_factors), \
+            made(lambda at: decoder(at, t.LlamaForCausalLM, t.LlamaConfig, **LLAMA_3)) as (folder, ours):
+        same = same_answers(folder, ours, answers_of(folder))
+        exact = same_answers(folder, ours, searched(exact_model(folder)), (1,))
+        print(f"    CTranslate2 {same}, transformers {exact}")
+        assert same == {1: 40, 4: 40} and exact == {1: 40}
+
+
+def mask_of_ct2(n, window, slides):
+    """Return what CTranslate2 lets each of n prompt tokens see. It reads all but the last in chunks of `window` tokens.
+    With a window, a token sees the whole window before its chunk, too; without one, the tokens of chunks after the
+    second see only the first tokens, as many as there are in a window and up to themselves in the chunk."""
+    seen = torch.full((n, n), -torch.inf, dtype=torch.float64)
+    for i in range(n - 1):
+        chunk, at = divmod(i, window)
+        seen[i, max(0, chunk - 1) * window if slides else 0:i + 1 if slides else min(chunk, 1) * window + at + 1] = 0
+    seen[-1, (max(0, n - window) if slides else 0):] = 0
+    return seen[None, None]
+
+
+@peer_test
+def windows_shorter_than_prompts_are_those_of_transformers():
+    """CTranslate2 differs from transformers here: mask_of_ct2 explains its values."""
+    window, r, t = 8, random.Random(4), transformers
+    with made(lambda at: decoder(at, t.Gemma3ForCausalLM, t.Gemma3TextConfig, **GEMMA_3,
+                                 sliding_window=window)) as (folder, ours):
+        model, words = exact_model(folder), vocabulary_of(folder, None)
+        generator = ctranslate2.Generator(folder, compute_type="float32", intra_threads=1)
+        lines = [[r.randrange(3, len(words)) for _ in range(n)] for n in (1, 8, 9, 10, 16, 17, 25, 40)]
+        found = translate(ours, [f"{text(x)}\t{text([5])}" for x in lines], "--score", "--kv-bits", "32")
+        for x, got in zip(lines, found):
+            with torch.no_grad():
+                exact = torch.log_softmax(model(torch.tensor([x])).logits[0, -1], -1).numpy()
+                masks = {f"{kind}_attention": mask_of_ct2(len(x), window, kind == "sliding")
+                         for kind in ("sliding", "full")}
+                chunked = torch.log_softmax(model(torch.tensor([x]), attention_mask=masks).logits[0, -1], -1).numpy()
+            theirs = np.array(generator.generate_batch([[words[i] for i in x]], max_length=1, return_logits_vocab=True,
+                                                       include_prompt_in_result=False)[0].logits[0], float).reshape(-1)
+            theirs = theirs[:len(words)] - np.logaddexp.reduce(theirs[:len(words)])
+            assert abs(got["token_logprobs"][0] - exact[5]) < 1e-4, (len(x), got, exact[5])
+            assert abs(theirs - chunked).max() < 1e-4, len(x)
+            assert (abs(theirs - exact).max() > 1e-2) == (len(x) > window + 1), len(x)
+        same = same_answers(folder, ours, searched(model), (1,))
+        print(f"    {same}")
+        assert same == {1: 40}
+
+
+@peer_test
+def transliterations_of_ctranslate2s_own_models_are_equal():
+    if "CT2_MODELS" not in os.environ:
+        raise Skip("CT2_MODELS is not set")
+    for name in "v1/{}", "v1/{}-i16", "v2/{}", "v2/{}-i16", "v2/{}-i8":
+        folder, r = os.path.join(os.environ["CT2_MODELS"], name.format("aren-transliteration")), random.Random(1)
+        source, target = ([x.rstrip("\n") for x in open(f"{folder}/{side}_vocabulary.txt", encoding="utf-8")]
+                          for side in ("source", "target"))
+        lines = [[r.randrange(3, len(source)) for _ in range(r.choice((1, 3, 6, 9, 14, 20)))] for _ in range(200)]
+        lines.append([source.index(x) for x in "\u0622\u062a\u0632\u0645\u0648\u0646"])
+        with tempfile.TemporaryDirectory() as at:
+            assert convert(folder, at + "/model", "f32", "--ids-only") is None, name
+            translator = ctranslate2.Translator(folder, compute_type="float32", intra_threads=1)
+            for beam in 1, 4:
+                found = translate(at + "/model", [text(x) for x in lines], "--beam", str(beam), "--max-len", "60")
+                theirs = translator.translate_batch([[source[i] for i in x] for x in lines], beam_size=beam,
+                                                    max_decoding_length=60, min_decoding_length=0)
+                answers = ["".join(target[i] for i in x["ids"] if i != 2) for x in found]
+                assert answers == ["".join(x.hypotheses[0]) for x in theirs] and answers[-1] == "atzmon", (name, beam)
 
 
 @peer_test

@@ -1,7 +1,7 @@
 /* ct2.c - see ct2.h.
  *
- * model.bin, versions 2 to 6; all integers are little-endian, and a text is u16 length with NUL, bytes:
- *   u32 version; text name and u32 revision of the specification; u32 n;
+ * model.bin, versions 1 to 6; all integers are little-endian, and a text is u16 length with NUL, bytes:
+ *   u32 version; from version 2: text name and u32 revision of the specification; u32 n;
  *   n x { text name; u8 dimensions; u32 each; u8 type, u32 bytes (before version 4: u8 width, u32 numbers); data };
  *   from version 3: u32 n; n x { text alias; text name }
  * Matrices of int8 and int16 have NAME_scale: a code is weight * scale. */
@@ -22,7 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OLDEST = 2, NEWEST = 6, LONGEST_NAME = 256, MAX_VARIABLES = 1 << 16, LARGEST_VOCABULARY = 1 << 26 };
+enum { OLDEST = 1, NEWEST = 6, LONGEST_NAME = 256, MAX_VARIABLES = 1 << 16, LARGEST_VOCABULARY = 1 << 26 };
 enum { POSITIONS = 1024, MAX_NEW = 256, MAX_LAYERS = 256, MAX_REACH = 1 << 12, WIDEST = 1 << 20, MAX_TOKENS = 1 << 24 };
 static const uint64_t largest_model = (uint64_t)1 << 40;
 static const char model_name[] = "model.bin";
@@ -45,6 +45,10 @@ typedef struct ct2 {
     const char *folder; /* of model.bin in `files`: "" or "model/" */
     packed_file model, spm[2];
     const char *spm_names[2];
+    packed_file bpe;  /* bpe.model of subword-nmt */
+    moe_span *merges; /* [n_merges] "left right" */
+    moe_span bpe_version;
+    size_t n_merges;
     stored_list list;
     const char *spec;
     uint32_t version;
@@ -117,11 +121,38 @@ static int add_variable(ct2 *c, const stored *t) {
     return stored_add(c->m, &c->list, t);
 }
 
+/* Return the name of a variable in version 1, that of OpenNMT-tf, as version 2 spells it. NULL after an error. */
+static const char *new_name(ct2 *c, const char *old) {
+    static const char *const parts[][2] = { { "transformer/", "" },
+                                            { ":0", "" },
+                                            { "w_embs", "embeddings/weight" },
+                                            { "kernel", "weight" },
+                                            { "LayerNorm", "layer_norm" },
+                                            { "dense", "projection" },
+                                            { "conv1d_", "linear_" },
+                                            { "conv1d", "linear_0" },
+                                            { "masked_multi_head", "self_attention" },
+                                            { "multi_head", "attention" } };
+    char *name = making_keep(c->m, NULL, LONGEST_NAME + 64), copy[LONGEST_NAME + 64];
+    if (!name) return NULL;
+    snprintf(name, sizeof copy, "%s", old);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        const char *at = strstr(name, parts[i][0]);
+        if (!at) continue;
+        const char *before = strstr(name, "encoder") && strcmp(parts[i][1], "attention") == 0 ? "self_" : "";
+        snprintf(copy, sizeof copy, "%.*s%s%s%s", (int)(at - name), name, before, parts[i][1],
+                 at + strlen(parts[i][0]));
+        memcpy(name, copy, sizeof copy);
+    }
+    return name;
+}
+
 static int read_variable(ct2 *c, reader *r) {
     stored t = { .file = model_name, .own = take_text(r) };
-    t.name = t.own;
     t.n_dims = take_number(r, 1);
     if (c->m->status) return 0;
+    t.name = c->version > 1 ? t.own : new_name(c, t.own);
+    if (!t.name) return 0;
     if (t.n_dims > STORED_DIMENSIONS)
         return making_refuse(c->m, model_name, "%.100s has %u dimensions: damaged", t.own, (unsigned)t.n_dims);
     for (uint32_t i = 0; i < t.n_dims; i++) t.dims[i] = take_number(r, 4);
@@ -169,15 +200,16 @@ static int connect_scales(ct2 *c, stored *t) {
     if (!name) return 0;
     snprintf(name, length + 8, "%s_scale", t->name);
     stored *s = stored_find(&c->list, name);
-    const uint64_t n = s ? stored_elements(s) : 0;
-    if (!s || s->format != stored_format_named("F32") || (n != 1 && (s->n_dims != 1 || n != t->dims[0])))
+    const uint64_t n = s ? stored_elements(s) : 1;
+    const int fixed = !s && c->version == 1;
+    if (!fixed && (!s || s->format != stored_format_named("F32") || (n != 1 && (s->n_dims != 1 || n != t->dims[0]))))
         return making_refuse(c->m, model_name, "%.100s has no scale per row or tensor", t->name);
-    s->taken = 1;
+    if (s) s->taken = 1;
     float *inverse = making_keep(c->m, NULL, (size_t)n * sizeof *inverse);
     if (!inverse) return 0;
     for (uint64_t i = 0; i < n; i++) {
-        float x;
-        s->format->decode(s->data + 4 * i, &x);
+        float x = 1000; /* in version 1 */
+        if (s) s->format->decode(s->data + 4 * i, &x);
         inverse[i] = 1.0f / x;
         if (!(x > 0) || !isfinite(x) || !isfinite(inverse[i]))
             return making_refuse(c->m, model_name, "%.100s contains an invalid scale", name);
@@ -185,7 +217,7 @@ static int connect_scales(ct2 *c, stored *t) {
     if (t->format == &stored_int8 && memchr(t->data, 0x80, (size_t)stored_elements(t)))
         return making_refuse(c->m, model_name, "%.100s contains a code out of range: damaged", t->name);
     t->scales = (const uint8_t *)inverse;
-    t->scale_format = s->format;
+    t->scale_format = stored_format_named("F32");
     t->scale_block[0] = n == 1 ? t->dims[0] : 1;
     t->scale_block[1] = t->dims[1];
     c->codes |= stored_has_codes(t);
@@ -202,8 +234,8 @@ static int read_model(ct2 *c) {
     if (c->m->status == MOE_OK && (c->version < OLDEST || c->version > NEWEST))
         return making_refuse(c->m, model_name, "version %u is not supported: expected %d to %d", (unsigned)c->version,
                              OLDEST, NEWEST);
-    c->spec = take_text(&r);
-    take_number(&r, 4); /* revision */
+    c->spec = c->version > 1 ? take_text(&r) : "TransformerBase";
+    if (c->version > 1) take_number(&r, 4); /* revision */
     uint32_t n = take_number(&r, 4);
     if (n > MAX_VARIABLES) return making_refuse(c->m, model_name, "%u variables: damaged", (unsigned)n);
     for (uint32_t i = 0; i < n && c->m->status == MOE_OK; i++) read_variable(c, &r);
@@ -748,10 +780,38 @@ static int open_spm(ct2 *c, int i, const char *name) {
     return 1;
 }
 
-/* Find the SentencePiece models: one per side, or one for both. */
+/* Read subword-nmt's codes: an optional line "#version: 0.2", then a merge per line. */
+static int read_codes(ct2 *c, const char *name) {
+    if (!archive_read(c->m, &c->files, name, LARGEST_VOCABULARY, "a list of merges", &c->bpe)) return 0;
+    const char *text = c->bpe.data ? (const char *)c->bpe.data : "";
+    if (text_utf8_valid(text, c->bpe.size) != c->bpe.size) return making_refuse(c->m, name, "not valid UTF-8");
+    c->merges = making_keep(c->m, NULL, (c->bpe.size + 1) * sizeof *c->merges);
+    if (!c->merges) return 0;
+    const size_t n = split_lines(text, c->bpe.size, c->merges);
+    for (size_t i = 0; i < n; i++) {
+        moe_span line = c->merges[i];
+        while (line.length && strchr("\r ", line.data[line.length - 1])) line.length--;
+        const char *space = memchr(line.data, ' ', line.length), *end = line.data + line.length;
+        if (!i && text_begins_with(line.data, line.length, "#version:")) {
+            const char *version = space ? space + 1 : end;
+            c->bpe_version = (moe_span){ version, (size_t)(end - version) };
+        } else if (!space || space == line.data || memchr(space + 1, ' ', (size_t)(end - space - 1))) {
+            if (line.length || i + 1 < n)
+                return making_refuse(c->m, name, "line %zu is not a merge of two pieces: damaged", i + 1);
+        } else {
+            c->merges[c->n_merges++] = line;
+        }
+    }
+    if (!c->n_merges || c->n_merges > MOE_MAX_TEXTS)
+        return making_refuse(c->m, name, "%zu merges: expected 1 to %d", c->n_merges, MOE_MAX_TEXTS);
+    if (!c->bpe_version.length) c->bpe_version = (moe_span){ "0.1", 3 };
+    return c->m->status == MOE_OK;
+}
+
+/* Find the SentencePiece models: one per side, or one for both; else Argos's list of merges. */
 static int find_spm(ct2 *c) {
     static const char any[] = "sentencepiece*.model spiece.model tokenizer.model *spm*.model *.spm";
-    static const char other[] = "*.bpe bpe.model bpe.codes* tokenizer.json vocab.json merges.txt";
+    static const char other[] = "*.bpe bpe.codes* tokenizer.json vocab.json merges.txt", codes_name[] = "bpe.model";
     const char *folders[] = { "", c->folder };
     if (c->given->ids_only) return 1;
     for (int i = 0; i < 2; i++) {
@@ -770,6 +830,7 @@ static int find_spm(ct2 *c) {
         if (found) return open_spm(c, 0, found);
         if (c->m->status || !*c->folder) break;
     }
+    if (archive_has(c->m, &c->files, codes_name)) return read_codes(c, codes_name);
     const char *found = archive_match(c->m, &c->files, "", other, 0);
     if (c->m->status) return 0;
     return making_refuse(
@@ -815,9 +876,20 @@ static int fits(ct2 *c, int i, const tokens *t) {
     return good || making_refuse(c->m, c->spm_names[i], "does not match %s", t->file);
 }
 
+/* Put the merges, which moses-bpe.py applies to the words that Moses's tokeniser finds. */
+static void put_merges(ct2 *c) {
+    making_put_texts(c->m, "tokenizer.merges", c->merges, c->n_merges, 0);
+    making_put_span(c->m, "tokenizer.bpe_version", MOE_META_TEXT, c->bpe_version.data, c->bpe_version.length);
+    making_put_text(c->m, "tokenizer.separator", "@@");
+    making_put_text(c->m, "tokenizer.source_language", conf_text(&c->package, "from_code"));
+    making_put_text(c->m, "tokenizer.target_language", conf_text(&c->package, "to_code"));
+    making_put_int(c->m, "tokenizer.punctuation", c->is_package);
+}
+
 static int put_tokeniser(ct2 *c, int64_t sources, int64_t targets, int64_t unknown) {
     const int two = c->spm[1].data != NULL;
-    making_put_text(c->m, "tokenizer.kind", c->spm[0].data ? "sentencepiece" : "none");
+    making_put_text(c->m, "tokenizer.kind", c->spm[0].data ? "sentencepiece" : c->n_merges ? "bpe" : "none");
+    if (c->n_merges) put_merges(c);
     if (c->spm[0].data) making_put_span(c->m, "tokenizer.model", MOE_META_BYTES, c->spm[0].data, c->spm[0].size);
     if (two && (c->spm[0].size != c->spm[1].size || memcmp(c->spm[0].data, c->spm[1].data, c->spm[0].size) != 0))
         making_put_span(c->m, "tokenizer.target_model", MOE_META_BYTES, c->spm[1].data, c->spm[1].size);
@@ -942,7 +1014,7 @@ static int convert_transformer(ct2 *c) {
 
 /* ---- Decoder-only models: the tensors get the names of transformers ---- */
 
-enum { DECODER_CONTEXT = 8192 };
+enum { DECODER_CONTEXT = 8192, LLAMA_3 = 2 };
 
 /* Give rows of a variable another name, with their scales. */
 static void rename_rows(ct2 *c, stored_list *out, const char *from, const char *to, int64_t first, int64_t rows) {
@@ -967,7 +1039,7 @@ static void rename_all(ct2 *c, stored_list *out, const char *from, const char *t
 /* Rename the tensors of layer `i`, and split those of queries, keys and values. */
 static void rename_layer(ct2 *c, const decoder *d, stored_list *out, int64_t i) {
     static const char *const names[][3] = {
-        /* theirs; those of Gemma's layers and of others */
+        /* theirs; those of layers with norms before and after each function, and of others */
         { "self_attention/layer_norm/gamma", NULL, "input_layernorm.weight" },
         { "input_layer_norm/gamma", "input_layernorm.weight", NULL },
         { "post_attention_layer_norm/gamma", "post_attention_layernorm.weight", NULL },
@@ -984,7 +1056,7 @@ static void rename_layer(ct2 *c, const decoder *d, stored_list *out, int64_t i) 
     static const char *const parts[] = { "weight", "bias" };
     const int64_t q = d->heads * d->head, k = d->keys * d->head;
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
-        const char *to = names[n][d->family->gemma ? 1 : 2];
+        const char *to = names[n][d->family->gemma == DECODER_GEMMA ? 1 : 2];
         if (to)
             rename_all(c, out, NAME("decoder/layer_%" PRId64 "/%s", i, names[n][0]),
                        NAME("model.layers.%" PRId64 ".%s", i, to));
@@ -997,8 +1069,13 @@ static void rename_layer(ct2 *c, const decoder *d, stored_list *out, int64_t i) 
     }
 }
 
-/* Read the positions and the window of a layer. Returns the base of the rotation. */
-static double read_rotation(ct2 *c, decoder *d, int64_t i, double *factor) {
+/* Rotary positions of a layer. type: 0 divides frequencies by factor, 2 only slow ones, as in Llama 3; -1: none. */
+typedef struct rotation {
+    double base, type, factor, low, high, length;
+} rotation;
+
+/* Read the positions and the window of a layer. */
+static rotation read_rotation(ct2 *c, decoder *d, int64_t i) {
     const ct2_name at = name_of("decoder/layer_%" PRId64 "/self_attention", i);
     const double dim = value(c, NAME("%s/rotary_dim", at.text), -1);
     if (dim < 0 || (dim > 0 && dim != (double)d->head))
@@ -1006,54 +1083,71 @@ static double read_rotation(ct2 *c, decoder *d, int64_t i, double *factor) {
     must_be(c, NAME("%s/rotary_interleave", at.text), 0);
     must_be(c, NAME("%s/num_heads_kv", at.text), (double)d->keys);
     must_be(c, NAME("%s/head_dim", at.text), (double)d->head);
-    const double type = value(c, NAME("%s/rotary_scaling_type", at.text), -1);
-    if (type > 0)
+    d->windows[i] = whole(c, NAME("%s/sliding_window", at.text), 0, 0, 1 << 20);
+    const rotation r = { value(c, NAME("%s/rotary_base", at.text), 10000),
+                         value(c, NAME("%s/rotary_scaling_type", at.text), -1),
+                         value(c, NAME("%s/rotary_scaling_factor", at.text), 1),
+                         value(c, NAME("%s/rotary_low_freq_factor", at.text), 1),
+                         value(c, NAME("%s/rotary_high_freq_factor", at.text), 4),
+                         value(c, NAME("%s/original_max_position_embeddings", at.text), 0) };
+    if (r.type > 0 && (r.type < LLAMA_3 || r.type > LLAMA_3))
         making_refuse(c->m, model_name,
                       "%.60s/rotary_scaling_type is %g, which is not supported here: convert the "
                       "model that CTranslate2 converted",
-                      at.text, type);
-    *factor = value(c, NAME("%s/rotary_scaling_factor", at.text), 1);
-    if (type < 0) *factor = 1;
-    d->windows[i] = whole(c, NAME("%s/sliding_window", at.text), 0, 0, 1 << 20);
-    return value(c, NAME("%s/rotary_base", at.text), 10000);
+                      at.text, r.type);
+    if (r.type > 0 && !(r.low > 0 && r.high > r.low && r.factor >= 1 && r.length >= 0))
+        making_refuse(c->m, model_name, "%.60s has invalid rotary factors: damaged", at.text);
+    return r;
 }
 
-static double *frequencies(ct2 *c, const decoder *d, double theta, double factor) {
-    double *f = c->m->status ? NULL : decoder_frequencies(c->m, d, theta);
-    for (int64_t i = 0; f && i < d->head / 2; i++) f[i] /= factor;
+static double *frequencies(ct2 *c, const decoder *d, const rotation *r) {
+    double *f = c->m->status ? NULL : decoder_frequencies(c->m, d, r->base);
+    if (f && r->type > 0) decoder_slow_down(d, f, r->factor, r->low, r->high, r->length);
+    for (int64_t i = 0; f && i < d->head / 2 && r->type >= 0 && r->type <= 0; i++) f[i] /= r->factor;
     return f;
 }
 
 /* Read all layers' positions. Layers with a window may have others. */
 static int read_rotations(ct2 *c, decoder *d) {
-    double theta[2] = { 0, 0 }, factor[2] = { 1, 1 }, own;
+    rotation all[2] = { { .base = 1e6 }, { .base = 0 } };
+    int found[2] = { 0 };
     for (int64_t i = 0; i < d->layers && c->m->status == MOE_OK; i++) {
-        const double base = read_rotation(c, d, i, &own);
+        const rotation own = read_rotation(c, d, i);
         const int local = d->windows[i] > 0;
-        if (theta[local] > 0 && (base != theta[local] || own != factor[local]))
+        if (found[local]++ && memcmp(&own, &all[local], sizeof own) != 0)
             return making_refuse(c->m, model_name, "layers with different rotations are not supported");
-        theta[local] = base;
-        factor[local] = own;
+        all[local] = own;
     }
-    if (theta[1] > 0) d->local_frequencies = frequencies(c, d, theta[1], factor[1]);
-    if (!d->family->gemma && theta[1] > 0) { /* Mistral: one window for all layers */
-        if (theta[0] > 0) return making_refuse(c->m, model_name, "windows in some layers only are not supported");
+    if (all[0].type > 0 && (!(all[0].length > 0) || !(all[0].factor > 1)))
+        making_note(c->m,
+                    "%s: CTranslate2's converter omitted the factor of Llama 3's positions and their original "
+                    "number, so positions are not scaled, as in CTranslate2: long texts get worse. Convert the "
+                    "published model instead",
+                    model_name);
+    if (found[1]) d->local_frequencies = frequencies(c, d, &all[1]);
+    if (!d->family->gemma && found[1]) { /* Mistral: one window for all layers */
+        if (found[0]) return making_refuse(c->m, model_name, "windows in some layers only are not supported");
         d->window = d->windows[0];
         d->frequencies = d->local_frequencies;
         d->local_frequencies = NULL;
         for (int64_t i = 0; i < d->layers; i++) d->windows[i] = 0;
     } else {
-        d->frequencies = frequencies(c, d, theta[0] > 0 ? theta[0] : 1e6, factor[0]);
+        d->frequencies = frequencies(c, d, &all[0]);
     }
     return c->m->status == MOE_OK;
 }
+
+/* Gemma's earlier versions, which only this layout has: CTranslate2 ignores the soft caps of version 2. */
+static const decoder_family gemma_1 = { .name = "gemma", .head_norm = "none", .dense = 1, .gemma = DECODER_GEMMA_1 },
+                            gemma_2 = { .name = "gemma2", .head_norm = "none", .dense = 1, .gemma = DECODER_GEMMA };
 
 /* Return the family with these parts. */
 static const decoder_family *family_of(const ct2 *c) {
     static const char at[] = "decoder/layer_0";
     const int norms = has(c, NAME("%s/self_attention/q_norm/gamma", at));
-    if (has(c, NAME("%s/input_layer_norm/gamma", at))) return decoder_family_named(norms ? "gemma3_text" : "");
-    if (has(c, NAME("%s/self_attention/layer_norm/layer_norm_use_residual", at))) return NULL; /* Gemma 1 */
+    if (has(c, NAME("%s/pre_feedforward_layer_norm/gamma", at)))
+        return norms ? decoder_family_named("gemma3_text") : &gemma_2;
+    if (has(c, NAME("%s/self_attention/layer_norm/layer_norm_use_residual", at))) return &gemma_1;
     if (norms) return decoder_family_named("qwen3");
     if (has(c, NAME("%s/self_attention/linear_0/bias", at))) return decoder_family_named("qwen2");
     return decoder_family_named(has(c, NAME("%s/self_attention/sliding_window", at)) ? "mistral" : "llama");
@@ -1069,23 +1163,30 @@ static int read_decoder(ct2 *c, decoder *d) {
     if (!d->layers || d->layers > DECODER_MAX_LAYERS || !d->family)
         return making_refuse(c->m, model_name,
                              "this kind of decoder is not supported: expected Llama, Mistral, Qwen 2, "
-                             "Qwen 3 or Gemma 3");
+                             "Qwen 3 or Gemma");
     const stored *embedding = stored_find(&c->list, target_name);
     d->width = embedding && embedding->n_dims == 2 ? (int64_t)embedding->dims[1] : 0;
     c->width = d->width;
     d->vocabulary = rows_of(c, target_name, d->width);
     d->keys = whole(c, NAME("%s/self_attention/num_heads_kv", at), d->heads, 1, d->heads);
     d->head = rows_of(c, NAME("%s/self_attention/linear_0/weight", at), d->width) / (d->heads + 2 * d->keys);
+    d->turned = d->head;
     d->ffn = rows_of(c, NAME("%s/ffn/linear_0/weight", at), d->width);
     d->context = DECODER_CONTEXT;
     d->weights = "";
     d->query_scale = 1;
-    d->norm_offset = value(c, NAME("%s/input_layer_norm/layer_norm_use_residual", at), 0) > 0;
+    d->norm_offset = value(c, NAME("%s/layer_norm_use_residual", "decoder/layer_norm"), 0) > 0;
+    if (d->family == &gemma_2)
+        making_note(c->m,
+                    "%s: CTranslate2's converter omitted the soft caps of Gemma 2, so scores and long texts "
+                    "differ from those of the published model, as in CTranslate2",
+                    model_name);
     d->epsilon = epsilon(c, 0);
     must_be(c, "decoder/activation", d->family->gemma ? 1 : 2);
     must_be(c, "decoder/pre_norm", 1);
     must_be(c, "decoder/start_from_zero_embedding", 0);
     value(c, "decoder/sliding_window", 0);
+    value(c, "decoder/embeddings/multiply_by_sqrt_depth", 0);
     const double scale = embedding_scale(c, "decoder"), wanted = d->family->gemma ? sqrt((double)d->width) : 1;
     if (c->m->status == MOE_OK && fabs(scale - wanted) > 1e-3 * wanted)
         making_refuse(c->m, model_name, "decoder/scale_embeddings is %g, which is not supported", scale);
@@ -1132,10 +1233,11 @@ static int convert_decoder(ct2 *c) {
 int ct2_is_model(const char *path) {
     uint8_t begin[16] = { 0 };
     const size_t n = packed_begin(path, begin, sizeof begin);
-    const uint32_t length = number(begin + 4, 2);
+    const int at = number(begin, 4) == OLDEST ? 8 : 4;
+    const uint32_t length = number(begin + at, 2);
     int is_name =
         n == sizeof begin && number(begin, 4) >= OLDEST && number(begin, 4) < 256 && length > 4 && length < 64;
-    for (int i = 6; i < 10; i++) is_name &= begin[i] >= 'A' && begin[i] <= 'z';
+    for (int i = at + 2; i < at + 6; i++) is_name &= begin[i] >= 'A' && begin[i] <= 'z';
     return is_name;
 }
 
@@ -1187,6 +1289,7 @@ int ct2_convert(making *m, const convert_options *options) {
     const int good = convert(&c);
     archive_close(&c.files);
     packed_close(&c.model);
+    packed_close(&c.bpe);
     conf_free(&c.config);
     conf_free(&c.package);
     cJSON_Delete(c.json);

@@ -102,6 +102,15 @@ double *decoder_frequencies(making *m, const decoder *d, double theta) {
     return frequencies;
 }
 
+void decoder_slow_down(const decoder *d, double *frequencies, double factor, double low, double high, double length) {
+    static const double pi = 3.141592653589793;
+    for (int64_t i = 0; i < d->turned / 2; i++) {
+        const double turns = length * frequencies[i] / (2 * pi), x = (turns - low) / (high - low);
+        const double fast = x < 0 ? 0 : x > 1 ? 1 : x;
+        frequencies[i] *= fast + (1 - fast) / factor;
+    }
+}
+
 void decoder_set_windows(decoder *d, int64_t window, int64_t pattern) {
     for (int64_t i = 0; i < d->layers; i++) d->windows[i] = (i + 1) % pattern ? window : 0;
 }
@@ -239,8 +248,8 @@ static int64_t size_of(const decoder *d, int dimension) {
 static int is_wanted(const decoder *d, const char *when) {
     if (strcmp(when, "head_norm") == 0) return strcmp(d->family->head_norm, "none") != 0;
     if (strcmp(when, "biased") == 0) return d->family->biased;
-    if (strcmp(when, "gemma") == 0) return d->family->gemma;
-    if (strcmp(when, "plain") == 0) return !d->family->gemma;
+    if (strcmp(when, "gemma") == 0) return d->family->gemma == DECODER_GEMMA;
+    if (strcmp(when, "plain") == 0) return d->family->gemma != DECODER_GEMMA;
     if (strcmp(when, "gated") == 0) return d->family->delta == DECODER_QWEN;
     if (strcmp(when, "ungated") == 0) return d->family->delta != DECODER_QWEN;
     if (strcmp(when, "fused") == 0) return d->family->delta == DECODER_LARA;
@@ -339,7 +348,7 @@ static void put_experts(builder *b, const char *name, int64_t i) {
 static void put_norm(builder *b, const char *name, int inside) {
     if (inside) {
         builder_key(b, name, "residual", 1);
-        builder_word(b, name, "norm", b->d->family->gemma ? "both" : "before");
+        builder_word(b, name, "norm", b->d->family->gemma == DECODER_GEMMA ? "both" : "before");
     }
     builder_word(b, name, "norm.kind", "rms");
     builder_real(b, name, "epsilon", b->d->epsilon);

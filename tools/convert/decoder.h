@@ -17,6 +17,7 @@ enum {
     DECODER_SAMPLING = 5
 };
 enum { DECODER_QWEN = 1, DECODER_LARA };
+enum { DECODER_GEMMA = 1, DECODER_GEMMA_1 };
 
 typedef struct decoder_family {
     const char *name, *class, *architecture, *head_norm;
@@ -25,7 +26,7 @@ typedef struct decoder_family {
     int dense;  /* 1 if no layer is a mixture */
     int biased; /* 1 if queries, keys and values have biases */
     int windowed;
-    int gemma; /* 1 for Gemma's layers, see decoder.inc */
+    int gemma; /* DECODER_GEMMA (see decoder.inc), DECODER_GEMMA_1 (without norms after functions), or 0 */
     int delta; /* DECODER_QWEN, DECODER_LARA, or 0 */
 } decoder_family;
 
@@ -93,6 +94,9 @@ typedef struct decoder_tokens {
 int decoder_check(making *m, const decoder *d);
 /* Return the frequencies of default rotary positions; NULL after an error. */
 double *decoder_frequencies(making *m, const decoder *d, double theta);
+/* Divide frequencies with fewer than `low` turns within the original training length by `factor`, as in Llama 3; keep
+ * those with more than `high`, and interpolate in between. */
+void decoder_slow_down(const decoder *d, double *frequencies, double factor, double low, double high, double length);
 /* Set the windows of Gemma's layers: all but each `pattern`-th have one. */
 void decoder_set_windows(decoder *d, int64_t window, int64_t pattern);
 /* Let each text begin with the token `start` unless a template precedes it. */

@@ -19,7 +19,6 @@
 #include <unistd.h>
 
 enum { LARGEST_TEMPLATE = 1 << 18, MAX_ID = 999999999, CARD = 1 << 16 };
-static const double pi = 3.141592653589793;
 
 /* ---- Tables ---- */
 
@@ -159,22 +158,15 @@ static int64_t first_of(conf *c, const char *key, const char *other, int64_t oth
     return b;
 }
 
-/* Divide slow frequencies, as in Llama 3: those with fewer than low_freq_factor turns within the original training
- * length by `factor`; keep fast ones, and interpolate in between. */
+/* Divide slow frequencies, as in Llama 3. */
 static void slow_down(hub *h, conf *c) {
     const double factor = conf_real(c, "factor", NAN, 1.0, 1e6), low = conf_real(c, "low_freq_factor", NAN, 1e-3, 1e6),
                  high = conf_real(c, "high_freq_factor", NAN, 1e-3, 1e6);
     const double length = (double)conf_whole(c, "original_max_position_embeddings", CONF_NONE, 1, 1 << 24);
     if (h->m->status) return;
-    if (high <= low) {
+    if (high <= low)
         making_refuse(c->m, c->file, "high_freq_factor %g must be greater than low_freq_factor %g", high, low);
-        return;
-    }
-    for (int64_t i = 0; i < h->d.head / 2; i++) {
-        const double turns = length * h->d.frequencies[i] / (2 * pi), x = (turns - low) / (high - low);
-        const double fast = x < 0 ? 0 : x > 1 ? 1 : x;
-        h->d.frequencies[i] *= fast + (1 - fast) / factor;
-    }
+    else decoder_slow_down(&h->d, h->d.frequencies, factor, low, high, length);
 }
 
 /* Merge rope_scaling and rope_parameters, which takes precedence; the caller deletes the result. */

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Split text into the pieces of a GNMT model, or join pieces into text: Moses
-tokenisation and BPE, with the merges stored in the model file.
+"""Split text into the pieces of a GNMT model or of an Argos package, or join
+pieces into text: Moses tokenisation and BPE, with the merges stored in the model
+file.
 
     tools/convert/moses-bpe.py -m gnmt.bin encode < text.en | \\
         ./moe-translate -m gnmt.bin --pretokenized | \\
         tools/convert/moses-bpe.py -m gnmt.bin decode
 
-Requires sacremoses and subword-nmt, which NVIDIA's GNMT uses too:
+Requires sacremoses and subword-nmt, which NVIDIA's GNMT and Argos Translate use:
 pip install sacremoses subword-nmt
 """
 import needs  # must be first to report missing modules
@@ -31,11 +32,12 @@ def languages_of(meta, given):
 
 def encoder(meta, language):
     """Return a function that splits a line of text into pieces joined by spaces."""
-    from sacremoses import MosesTokenizer
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer
     from subword_nmt.apply_bpe import BPE
     codes = "\n".join(["#version: " + meta["tokenizer.bpe_version"], *meta["tokenizer.merges"]])
     moses, bpe = MosesTokenizer(lang=language), BPE(io.StringIO(codes + "\n"), separator=meta["tokenizer.separator"])
-    return lambda line: bpe.process_line(moses.tokenize(line, return_str=True)).strip()
+    punctuation = MosesPunctNormalizer(language).normalize if meta.get("tokenizer.punctuation") else str
+    return lambda line: bpe.process_line(moses.tokenize(punctuation(line), return_str=True)).strip()
 
 
 def decoder(meta, language):
