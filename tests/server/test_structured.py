@@ -198,6 +198,74 @@ def chat_models_keep_the_shapes_too():
         assert ask(server, {**chat, "target": "de"}) == wanted[some[0]]
 
 
+def json_schema(schema):
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+TREE = {
+    "type": "object", "additionalProperties": False, "required": ["name", "leaves"],
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "ok": {"type": ["boolean", "null"]},
+                   "kind": {"enum": ["a", "b c", 7]}, "size": {"anyOf": [{"type": "null"}, {"type": "number"}]},
+                   "leaves": {"type": "array", "items": {"$ref": "#/$defs/leaf"}, "minItems": 2, "maxItems": 3}},
+    "$defs": {"leaf": {"type": "object", "properties": {"key": {"const": "x"}, "more": {
+        "type": "array", "items": {"$ref": "#/$defs/leaf"}}}, "required": ["key", "more"]}},
+}  # fmt: skip
+
+
+def check_leaf(leaf):
+    assert list(leaf) == ["key", "more"] and leaf["key"] == "x", leaf
+    for x in leaf["more"]:
+        check_leaf(x)
+
+
+def check_tree(text):
+    tree = json.loads(text)
+    assert list(tree) == list(TREE["properties"]) and isinstance(tree["name"], str) and type(tree["age"]) is int, tree
+    assert tree["ok"] in (True, False, None) and tree["kind"] in ("a", "b c", 7) and 2 <= len(tree["leaves"]) <= 3, tree
+    assert tree["size"] is None or isinstance(tree["size"], (int, float)), tree
+    for leaf in tree["leaves"]:
+        check_leaf(leaf)
+
+
+@chat_test
+def answers_of_chat_models_fit_any_schema():
+    """The model is noise, so the schema alone makes its answers valid; a limit cuts many of them."""
+    model = made(TEMPLATE, bos_token_id=445)[0]  # its token 1 is a quotation mark
+    with serving(*FREE, "--set", "max-len-offset=200", fast=False, model=model) as server:
+        def answer(kind, **more):
+            body = {"messages": [user("Describe a tree.")], "response_format": kind, **more}
+            status, found = server.ask("/v1/chat/completions", body)
+            assert status == 200, found
+            content = found["choices"][0]["message"]["content"]
+            events = server.ask("/v1/chat/completions", {**body, "stream": True})[1].split("\n\n")[:-2]
+            parts = [json.loads(x.removeprefix("data: "))["choices"][0]["delta"].get("content", "") for x in events]
+            assert "".join(parts) == content, (parts, content)
+            return content
+
+        found = set()
+        for seed in range(12):
+            sampled = {"temperature": 3, "seed": seed, "max_tokens": 200 if seed % 3 else 3 * seed + 1, "stop": ["{"]}
+            check_tree(one := answer(json_schema(TREE), **sampled))
+            found.add(one)
+            assert isinstance(json.loads(answer({"type": "json_object"}, **sampled)), dict)
+            assert json.loads(answer(json_schema({"enum": ["yes", "no"]}), **sampled)) in ("yes", "no")
+            assert isinstance(json.loads(answer(json_schema({"type": "array"}), **sampled)), list)
+        check_tree(answer(json_schema(TREE)))
+        assert len(found) > 6, found
+        for word, schema in (("pattern", {"type": "string", "pattern": "a"}), ("unknown type", {"type": "text"}),
+                             ("not an object", {"$ref": "#/nowhere"}),
+                             ("not listed", {"required": ["a"], "properties": {"b": {}}}),
+                             ("too long", {"type": "object", "properties": {"a": {"$ref": "#"}}}), ("empty", {"enum": []}),
+                             ("is empty", {"anyOf": []}), ("minItems", {"type": "array", "minItems": 9, "maxItems": 1})):  # fmt: skip
+            body = {"messages": [user("Describe.")], "response_format": json_schema(schema)}
+            status, refusal = server.ask("/v1/chat/completions", body)
+            assert status == 400 and word in refusal["error"]["message"], (schema, refusal)
+        whole = answer({"type": "text"})
+        body = {"messages": [user("Describe a tree.")], "format": TREE, "stream": False, "options": {"num_predict": 30}}
+        check_tree(server.ask("/api/chat", body)[1]["message"]["content"])
+        assert whole and whole == answer({"type": "text"})
+
+
 @test
 def broken_and_hostile_messages_are_answered_or_refused():
     def content(server, text, **more):

@@ -5,6 +5,7 @@
 #include "tools/server/server.h"
 #include "tools/text/choice.h"
 #include "tools/text/settings.h"
+#include "tools/text/several.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -133,16 +134,21 @@ static int open_translator(backend *b) {
     const size_t length = b->settings.length;
     const int chosen = b->answers || !isnan(text_settings_param(&given, "nbest")) || given.alignment >= 0;
     const int routed = given.routing < 0 && has_mixtures(b->model);
+    b->guided = b->answers && !given.draft[0]; /* drafts and guided answers exclude each other */
     for (size_t i = chosen ? 2 * n - 2 : 0; i < 2 * n && status != MOE_ERROR_MEMORY; i++) {
         b->settings.length = length;
         text_append_string(&b->settings, extras[i / 2]);
         if (i % 2 == 0 && !routed) continue;
         if (i % 2 == 0) text_append_string(&b->settings, ";routing=1");
         if (b->settings.failed) break;
-        status = moetext_new(b->model, b->settings.data, &b->translator, &error);
+        text_settings all = text_settings_none();
+        status = text_settings_parse(&all, b->settings.data, &error);
+        all.guided = b->guided;
+        if (!status) status = text_translator_new(b->model, &all, &b->translator, &error);
         if (status) continue; /* without memory the loop ends: never answer with weaker settings */
         status = reserve_slots(b);
         if (!status) return -1;
+        if (b->guided && i + 1 == 2 * n) b->guided = 0, i = chosen ? 2 * n - 3 : SIZE_MAX; /* a GPU: try again */
     }
     return failed(&error);
 }
@@ -214,6 +220,8 @@ void backend_free(backend *b) {
     moetext_model_close(b->model);
     text_bytes_free(&b->settings);
     free(b->named);
+    text_bytes_free(&b->token_bytes);
+    free(b->token_ends);
     pthread_cond_destroy(&b->filled);
     free(b);
 }

@@ -2,8 +2,9 @@
  *
  * Contents
  *   1. Request    read messages and parameters
- *   2. Lines      translate the lines of a message
- *   3. Answer     collect the answer and write events (decoder's thread)
+ *   2. Grammar    choose tokens by a schema
+ *   3. Lines      translate the lines of a message
+ *   4. Answer     collect the answer and write events (decoder's thread)
  */
 #include "tools/server/chat.h"
 #include "tools/server/schema.h"
@@ -34,6 +35,7 @@ void chat_free(request *req) {
     free(c->messages);
     free(c->ids);
     cJSON_Delete(c->schema);
+    schema_free(c->grammar);
     if (c->lines) shape_free(c->lines);
     free(c->lines);
     free(c);
@@ -250,7 +252,137 @@ static void make_prompt(request *req) {
     req->prompt = c->n_ids;
 }
 
-/* ==== 2. Lines ========================================================================================== */
+/* ==== 2. Grammar ======================================================================================== */
+
+/* Return 1 if the spaces of a decoded token are spaces, and not the line breaks that decoding replaces. */
+static int has_real_spaces(const backend *b, int32_t id, const char *text, size_t n) {
+    static const char *const spaces[] = { " ", "\xc4\xa0", "\xe2\x96\x81" }; /* also those of both tokenisers' pieces */
+    size_t length, found = 0, wanted = 0;
+    const char *piece = moetext_model_piece(b->model, id, &length);
+    for (size_t i = 0; i < n; i++) wanted += text[i] == ' ';
+    for (size_t k = 0; k < sizeof spaces / sizeof *spaces && wanted; k++)
+        for (size_t i = 0; i + strlen(spaces[k]) <= length; i++)
+            found += memcmp(piece + i, spaces[k], strlen(spaces[k])) == 0;
+    return found == wanted;
+}
+
+/* Decode all tokens. A token is decoded after another one, because some decoders remove a space at the beginning. */
+static int decode_tokens(backend *b) {
+    const moe_model *engine = moetext_model_engine(b->model);
+    const size_t n = engine ? (size_t)moe_model_vocabulary(engine) : 0;
+    enum { LONGEST = 512 };
+    char text[LONGEST];
+    int32_t ids[8];
+    size_t n_ids = 0, before = 0, length;
+    if (moetext_model_encode(b->model, "a", 1, 1, ids, 7, &n_ids, NULL) || !n_ids || n_ids > 7 ||
+        moetext_model_decode(b->model, ids, n_ids, text, LONGEST, &before, NULL))
+        return 0;
+    uint32_t *ends = calloc(n, sizeof *ends);
+    for (size_t i = 0; ends && i < n; i++) {
+        ids[n_ids] = (int32_t)i;
+        const int known = !moetext_model_decode(b->model, ids, n_ids + 1, text, LONGEST, &length, NULL) &&
+                          length > before && length <= LONGEST &&
+                          has_real_spaces(b, (int32_t)i, text + before, length - before);
+        if (known) text_append(&b->token_bytes, text + before, length - before);
+        ends[i] = (uint32_t)b->token_bytes.length;
+    }
+    if (b->token_bytes.failed) free(ends), ends = NULL;
+    b->token_ends = ends;
+    return ends != NULL;
+}
+
+/* Compile the schema of the answer. */
+static void take_grammar(server *s, request *req) {
+    backend *b = req->backend;
+    chat *c = req->chat;
+    const char *why = NULL;
+    if (!b->guided) {
+        bad_request(req, "response_format must be text: this server cannot choose tokens (on a GPU, or with drafts)");
+        return;
+    }
+    pthread_mutex_lock(&s->detecting);
+    const int known = b->token_ends || decode_tokens(b);
+    pthread_mutex_unlock(&s->detecting);
+    if (known) c->grammar = schema_new(c->schema, &why);
+    if (why) bad_request(req, "the schema in response_format is not supported: %s", why);
+    else if (!c->grammar) refuse_memory(req);
+    for (size_t i = 0; i < c->stops.n; i++) free(c->stops.texts[i]); /* they would break the JSON */
+    c->stops.n = 0;
+}
+
+static const char *token_text(const backend *b, int32_t id, size_t *length) {
+    const size_t from = id ? b->token_ends[id - 1] : 0;
+    *length = b->token_ends[id] - from;
+    return b->token_bytes.data + from;
+}
+
+static int reads(const grammar *g, schema_state *s, const char *text, size_t length) {
+    for (size_t i = 0; i < length; i++)
+        if (!schema_step(g, s, (unsigned char)text[i])) return 0;
+    return 1;
+}
+
+/* Ban all tokens that the grammar forbids after a hypothesis. Return the number of others. */
+static size_t ban(const backend *b, const grammar *g, const schema_state *s, float *logits, size_t n) {
+    unsigned char first[256];
+    size_t allowed = 0;
+    for (int c = 0; c < 256; c++) {
+        schema_state after = *s;
+        first[c] = (unsigned char)schema_step(g, &after, (unsigned char)c);
+    }
+    for (size_t i = 0; i < n; i++) {
+        size_t length;
+        const char *text = token_text(b, (int32_t)i, &length);
+        int fits = length && first[(unsigned char)text[0]];
+        if (fits && length > 1) {
+            schema_state after;
+            after.depth = s->depth;
+            memcpy(after.stack, s->stack, (size_t)s->depth * sizeof *s->stack);
+            fits = reads(g, &after, text, length);
+        }
+        if (!fits) logits[i] = -INFINITY;
+        else allowed++;
+    }
+    return allowed;
+}
+
+/* Choose among the next tokens. An answer ends with its value; a beam ends with that of its best hypothesis. */
+static int guide(void *closure, const moe_next_token *next) {
+    const text_item *item = next->user;
+    const backend *b = item->request->backend;
+    const grammar *g = item->request->chat->grammar;
+    (void)closure;
+    for (size_t row = 0; row < next->rows; row++) {
+        schema_state s;
+        size_t length;
+        int fits = 1;
+        schema_begin(g, &s);
+        for (size_t i = 0; i < next->n_ids && fits; i++) {
+            const char *text = token_text(b, next->ids[row][i], &length);
+            fits = reads(g, &s, text, length);
+        }
+        float *logits = next->logits + row * next->stride;
+        const size_t allowed = fits && s.depth ? ban(b, g, &s, logits, next->vocabulary) : 0;
+        if (!allowed && !row) return 1;
+        for (size_t i = 0; !allowed && i < next->vocabulary; i++) logits[i] = -INFINITY;
+    }
+    return 0;
+}
+
+/* End an answer that was cut, e.g. at max_tokens, so that it is valid JSON of the schema. */
+static void complete(text_item *item) {
+    chat *c = item->request->chat;
+    schema_state s;
+    schema_begin(c->grammar, &s);
+    if (!reads(c->grammar, &s, item->answer.data, item->answer.length)) {
+        item->status = MOE_ERROR_NUMERIC;
+        text_clear(&item->answer);
+        text_append_string(&item->answer, "the answer does not fit the schema");
+    } else if (!s.depth) c->finish = "stop";
+    else if (!schema_complete(c->grammar, &s, &item->answer)) item->status = MOE_ERROR_MEMORY;
+}
+
+/* ==== 3. Lines ========================================================================================== */
 
 /* Return the only language into which the model translates, or NULL. */
 static const char *only_target(const backend *b) {
@@ -362,7 +494,7 @@ void chat_check(server *s, request *req) {
     }
     if (req->refusal) return;
     if (!b->answers) bad_request(req, "this model only translates: the last message must be the user's");
-    else if (c->schema) bad_request(req, "response_format must be text: other formats are not supported");
+    else if (c->schema) take_grammar(s, req);
     if (!req->refusal) check_sampling(req);
     if (!req->refusal) make_prompt(req);
 }
@@ -387,7 +519,7 @@ static void stream_lines(request *req, const text_item *item) {
     c->format->error(req, item->answer.data ? item->answer.data : "out of memory", req->cut);
 }
 
-/* ==== 3. Answer ========================================================================================= */
+/* ==== 4. Answer ========================================================================================= */
 
 void chat_begin(server *s, text_item *item, moetext_request *next) {
     const chat *c = item->request->chat;
@@ -399,6 +531,7 @@ void chat_begin(server *s, text_item *item, moetext_request *next) {
     next->task = MOETEXT_ANSWER;
     next->ids = c->ids, next->n_ids = c->n_ids;
     next->limit = c->limit;
+    if (c->grammar) next->next_token = guide;
     if (c->sampled || c->sampling.repetition_penalty != 0) next->sampling = &c->sampling;
 }
 
@@ -462,6 +595,7 @@ int chat_done(server *s, text_item *item, const moetext_result *result) {
         c->tokens = best->n_logprobs;
         chat_add(item, best->text + known, best->length - known);
         if (!c->finish) c->finish = best->finished ? "stop" : "length";
+        if (c->grammar) complete(item);
     }
     if (!item->status) quota_add(s, item->request, text_utf8_count(item->answer.data, item->answer.length));
     text_append(&item->answer, "", 0);

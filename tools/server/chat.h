@@ -35,6 +35,7 @@ struct chat {
     char source[36], target[36]; /* languages that the request names apart from the messages, or "" */
     char model[160];             /* name of the model in the request, or "" */
     cJSON *schema;               /* schema of the answer, `true` for any JSON object, or NULL */
+    struct grammar *grammar;     /* of the answer, or NULL */
     shape *lines;                /* NULL if the model answers */
     time_t created;
     uint64_t number;

@@ -250,6 +250,9 @@ struct backend { /* models and their translator. A reload that changes them make
     size_t max_prompt;           /* maximum number of tokens of chat messages */
     moe_session_params sampling; /* default parameters for chat messages */
     int greedy;                  /* 1 if chats are greedy by default */
+    int guided;                  /* 1 if answers can be in JSON of a schema */
+    text_bytes token_bytes;      /* bytes of all tokens, made when first needed; guarded by `detecting` */
+    uint32_t *token_ends;        /* [vocabulary] ends of the tokens in token_bytes; NULL before */
     int samples;                 /* 1 if requests may set sampling parameters */
     time_t began;
     unsigned char *named;    /* [languages] 1 for languages to list; NULL for all */

@@ -1266,6 +1266,8 @@ static unit *begin_text(moetext *t, const moetext_request *q) {
         refuse(t, q, MOE_ERROR_UNSUPPORTED, "a language model can only score texts");
     else if (q->routing && t->settings.routing <= 0)
         refuse(t, q, MOE_ERROR_ARGUMENT, "routing requires the option routing=1");
+    else if (q->next_token && t->settings.guided <= 0)
+        refuse(t, q, MOE_ERROR_ARGUMENT, "this translator does not support next_token");
     else if (answers && (!t->model->front.prompt || !is_text(t) || !q->ids))
         refuse(t, q, MOE_ERROR_UNSUPPORTED, "this model does not support prompts");
     else if (q->context_length && t->no_context.code) refuse(t, q, t->no_context.code, t->no_context.message);
@@ -1733,6 +1735,7 @@ static moe_status describe_second(moetext *t, const moe_session_params *params, 
     p.device = "cpu";
     p.max_constraints = p.min_target = 0;
     p.log = NULL;
+    p.next_token = NULL;
     if (t->aligns) p.attention = second_attention;
     if (t->settings.routing > 0) p.routing = second_routing, p.routing_user = t;
     *second = p;
@@ -1743,6 +1746,15 @@ static moe_status describe_second(moetext *t, const moe_session_params *params, 
 static void language_routing(void *user, const moe_routing *routing) {
     const part *p = routing->user;
     report_routing(user, p, routing, &p->job.source_ids, 0);
+}
+
+/* Let the caller choose among the next tokens of an answer. */
+static int guide(void *user, const moe_next_token *next) {
+    const moetext *t = user;
+    const moetext_request *q = &((const part *)next->user)->unit->request;
+    moe_next_token one = *next;
+    one.user = q->user;
+    return q->task == MOETEXT_ANSWER && q->next_token ? q->next_token(t->user, &one) : 0;
 }
 
 moe_status text_in_step(const moe_wire *wire, moe_status status, moe_error *error) {
@@ -1759,6 +1771,7 @@ static moe_status open_sessions(moetext *t, moe_session_params *params, text_roo
     const moe_model *engine = t->model->front.model;
     const size_t n = t->aligns || (t->settings.routing > 0 && !t->language) ? 2 : 1;
     if (t->language && t->settings.routing > 0) params->routing = language_routing, params->routing_user = t;
+    if (t->settings.guided > 0) params->next_token = guide, params->next_token_user = t;
     moe_session_params both[2] = { *params };
     text_memory memory = { .limit = t->settings.max_memory,
                            .beside = t->settings.resident ? t->settings.resident : t->model->copied,

@@ -442,6 +442,7 @@ typedef struct moetext_request {
     size_t draft_length;
     moetext_memory *memory; /* for MOETEXT_TRANSLATE: searched before the option's; its pairs win. May be NULL; must
                                remain valid until the result */
+    moe_next_token_fn next_token; /* for answers to schemas, in moe-server; NULL for others */
 } moetext_request;
 
 typedef struct moetext_hypothesis {

@@ -27,6 +27,7 @@ typedef struct text_settings {
     int max_len, split, truncate, capitals, protect, alignment;
     float share;
     int threads, batch, batch_tokens, gpu_memory, force, routing;
+    int guided;                       /* 1 if answers can have next_token; set by the caller, without an option */
     int64_t noise;                    /* seed */
     size_t max_memory, models_memory; /* memory limits in bytes */
     const text_bytes *terms;          /* content of the glossary file; NULL if not read yet */

@@ -30,7 +30,7 @@ class Request(ctypes.Structure):
                 ("place", c_void_p), ("drop", c_void_p), ("context", c_char_p), ("context_length", c_size_t),
                 ("partial", c_void_p), ("ids", POINTER(c_int32)), ("n_ids", c_size_t), ("limit", c_size_t),
                 ("sampling", c_void_p), ("routing", c_void_p), ("draft", c_char_p), ("draft_length", c_size_t),
-                ("memory", c_void_p)]
+                ("memory", c_void_p), ("next_token", c_void_p)]
 
 
 class Link(ctypes.Structure):
