@@ -390,6 +390,20 @@ def glossaries_are_files_or_terms():
 
 
 @test
+def confirmed_lines_count_from_the_next_text():
+    line, wanted = "Where is my book?", "Wo ist nur das Buch?"
+    with Translator(MODEL, target="de", memory=os.devnull, **FAST) as translator:
+        assert wanted not in (translator.translate(line), translator.translate(line, beam=3))
+        translator.remember(line, wanted, "en", "de")
+        assert wanted == translator.translate(line) == translator.translate(line, beam=3)
+        assert wanted == translator.translate(line, beam=4)  # an engine that is made later
+        assert translator.translate(line, target="fr") != wanted
+    with Translator(MODEL, target="de", **FAST) as translator:
+        assert_raises(ValueError, translator.remember, line, wanted)
+    fails("io", Translator, MODEL, target="de", memory="/nowhere", **FAST)
+
+
+@test
 def a_call_can_have_a_glossary():
     line, terms = "The dog sleeps.", {"dog": "Gugelhupf"}
 

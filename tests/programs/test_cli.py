@@ -4,6 +4,7 @@
 Usage: tests/python tests/programs/test_cli.py [MODEL]     default: $MOE_TEST_MODEL, else models/en-de-fr-es.bin
 Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN is the folder of the programs.
 """
+import hashlib
 import json
 import os
 import pty
@@ -80,6 +81,27 @@ def a_file_name_given_as_text_gets_a_hint():
         assert f"-i {file.name}" in run(DE + [file.name]).complaint
     assert not run(DE + ["house"]).complaint
     assert "nvidia, tf, mlperf, hf or marian" in " ".join(run([DE[0], "--help"]).text.split())
+
+
+@test
+def a_memory_is_searched():
+    with tempfile.TemporaryDirectory() as folder:
+        path = folder + "/m.po"
+        with open(path, "w") as file:
+            file.write('msgid ""\nmsgstr "Language: de\\n"\n\nmsgid "Open %s"\nmsgstr "%s auf"\n')
+        with open(path, "rb") as file:
+            wanted = hashlib.sha256(file.read()).hexdigest()
+        memory = ["--memory", path]
+        assert run(DE + memory, "Open %s\n  Open %d \n").text == "%s auf\n  %d auf \n"
+        first, second = map(json.loads, run(DE + memory + ["--json"], "Open %s\nGo.\n").text.splitlines())
+        assert first["memory"] == second["memory"] == wanted and "matches" not in second
+        assert first["matches"] == [{"part": 0, "match": "exact", "similarity": 1, "source": "Open %s",
+                                     "target": "%s auf"}], first
+        with open(path, "a") as file:
+            file.write('\nmsgid "broken\n')
+        done = run(DE + memory, "a\n")
+        assert done.returncode == 2 and f"{path}: line 7: the string is not closed" in done.complaint, done.complaint
+        assert run(DE + ["--memory", folder + "/no"], "a\n").returncode == 4
 
 
 @test

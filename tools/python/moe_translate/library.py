@@ -58,7 +58,8 @@ class Result(ctypes.Structure):
                 ("n_source_ids", c_size_t), ("source_ids", POINTER(c_int32)), ("part_ends", POINTER(c_size_t)),
                 ("n_hypotheses", c_size_t), ("hypotheses", POINTER(Hypothesis)), ("model", c_void_p),
                 ("between", c_void_p), ("between_length", c_size_t), ("between_language", c_char_p),
-                ("n_notes", c_size_t), ("notes", POINTER(Note)), ("model_path", c_char_p), ("between_path", c_char_p)]
+                ("n_notes", c_size_t), ("notes", POINTER(Note)), ("model_path", c_char_p), ("between_path", c_char_p),
+                ("n_matches", c_size_t), ("matches", c_void_p)]
 
 
 class Local(ctypes.Structure):

@@ -516,14 +516,18 @@ class Translator:
         self._settings = {name: value for name, value in settings.items() if value is not None}
         self._glossary = dict(glossary) if isinstance(glossary, Mapping) else glossary
         self._others = OrderedDict()  # engines of calls with options
+        self._confirmed = []  # pairs of remember()
         self._past, self._past_terms = {}, []  # counts of those closed
         self._engine = self._new_engine({}, None)
 
     def _new_engine(self, options, form):
         model = self.model._in_form(form) if form else self.model
-        settings = self._settings | options | ({"form": form} if form else {})
+        settings = self._settings | options | ({"form": form, "memory": None} if form else {})
         with _glossary(self._glossary) as path:
-            return Engine(model, _option_string(settings | {"glossary": path}))
+            engine = Engine(model, _option_string(settings | {"glossary": path}))
+        for pair in self._confirmed if not form else ():
+            engine.remember(*pair)
+        return engine
 
     def _engine_of(self, given, form=None):
         """Return the engine for the options of a call."""
@@ -879,8 +883,12 @@ class Translator:
                  target_language: "str | None" = None) -> None:
         """Add a confirmed translation to the memory of the option `memory`. It counts for every text whose translation
         begins later, in place of an earlier pair with the same source and languages (None: all languages)."""
-        for engine in self._engines():
-            engine.remember(source, translation, source_language, target_language)
+        pair = source, translation, source_language, target_language
+        self._engine.remember(*pair)
+        self._confirmed.append(pair)
+        for (form, _), engine in self._others.items():
+            if not form:
+                engine.remember(*pair)
 
     @property
     def glossary_heading(self) -> str:
