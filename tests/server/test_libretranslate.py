@@ -210,6 +210,12 @@ def a_request_can_have_a_glossary():
         assert "Schinken" in page, page
         deepl = {"text": [text], "source_lang": "EN", "target_lang": "DE", "glossary": terms}
         assert server.ask("/v2/translate", deepl)[1]["translations"][0]["text"] == wanted
+        memory = {"Where is my book?": "Wo ist nur das Buch?", "It costs %d.": "Kostet %d."}
+        got = server.translate(["Where is my book?", "It costs %s.", "It rains."], memory=memory)[1]["translatedText"]
+        assert got == ["Wo ist nur das Buch?", "Kostet %s.", "Es regnet."], got
+        assert server.translate("Where is my book?")[1]["translatedText"] != got[0]  # it was the other client's
+        assert "must be texts" in server.translate(text, memory={"a": 1})[1]["error"]
+        assert server.translate(text, memory="a")[0] == 400
         large = {f"{i:03}" * 60: "Wort" * 45 for i in range(10, 300)}
         assert server.translate(text, glossary={"book": "Schinken", **large})[0] == 413
         many = {f"word{i}": "Wort" for i in range(1000)}

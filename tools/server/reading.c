@@ -71,8 +71,8 @@ static void take_parameter(request *req, const char *name, const char *value, si
     if (d->source && strcmp(name, d->source) == 0) take_word(req->source, sizeof req->source, value, length);
     else if (d->target && strcmp(name, d->target) == 0) take_word(req->target, sizeof req->target, value, length);
     else if (strcmp(name, "api_key") == 0) take_word(req->key, sizeof req->key, value, length);
-    else if (d->texts && strcmp(name, "glossary") == 0)
-        bad_request(req, "Invalid request: glossary must be a JSON object of terms");
+    else if (d->texts && (strcmp(name, "glossary") == 0 || strcmp(name, "memory") == 0))
+        bad_request(req, "Invalid request: %s must be a JSON object of %s", name, *name == 'g' ? "terms" : "texts");
     else if (is_context(req, name)) take_context(req, value, length);
     else if (!req->refusal && d->take) d->take(req, name, value, length);
 }
@@ -191,22 +191,22 @@ static void take_member(request *req, const cJSON *member) {
     text_bytes_free(&words);
 }
 
-/* Read a glossary: an object {"term": "translation", ...}. */
-static void take_glossary(request *req, const cJSON *glossary) {
+/* Read a glossary or a translation memory: an object {"text": "translation", ...}. */
+static void take_pairs(request *req, const cJSON *pairs, text_bytes *texts, size_t *n) {
     const cJSON *term;
-    cJSON_ArrayForEach(term, glossary) {
+    cJSON_ArrayForEach(term, pairs) {
         const size_t bytes = cJSON_IsString(term) ? strlen(term->string) + strlen(term->valuestring) + 2 : 0;
-        if (!bytes) bad_request(req, "Invalid request: the translations of glossary must be texts");
-        else if (req->n_terms == MOST_TERMS)
-            refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "too many terms in one glossary; the limit is 1000");
-        else if (req->terms.length + bytes > TERM_BYTES)
-            refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "the glossary is too large; the limit is 64 KB");
+        if (!bytes) bad_request(req, "Invalid request: the translations of %s must be texts", pairs->string);
+        else if (*n == MOST_TERMS)
+            refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "too many terms in one %s; the limit is 1000", pairs->string);
+        else if (texts->length + bytes > TERM_BYTES)
+            refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "the %s is too large; the limit is 64 KB", pairs->string);
         if (req->refusal) return;
-        text_append(&req->terms, term->string, strlen(term->string) + 1);
-        text_append(&req->terms, term->valuestring, strlen(term->valuestring) + 1);
-        req->n_terms++;
+        text_append(texts, term->string, strlen(term->string) + 1);
+        text_append(texts, term->valuestring, strlen(term->valuestring) + 1);
+        ++*n;
     }
-    if (req->terms.failed) refuse_memory(req);
+    if (texts->failed) refuse_memory(req);
 }
 
 /* Read the texts: a string or a list of strings. */
@@ -228,7 +228,10 @@ static void take_members(request *req, const cJSON *all) {
     const cJSON *member;
     cJSON_ArrayForEach(member, all) {
         if (!member->string || req->refusal || cJSON_IsNull(member) || is_texts(req, member->string)) continue;
-        if (d->texts && cJSON_IsObject(member) && strcmp(member->string, "glossary") == 0) take_glossary(req, member);
+        if (d->texts && cJSON_IsObject(member) && strcmp(member->string, "glossary") == 0)
+            take_pairs(req, member, &req->terms, &req->n_terms);
+        else if (d->texts && cJSON_IsObject(member) && strcmp(member->string, "memory") == 0)
+            take_pairs(req, member, &req->confirmed, &req->n_confirmed);
         else if (is_context(req, member->string) && !cJSON_IsString(member))
             bad_request(req, "Invalid request: context must be a string");
         else take_member(req, member);
@@ -255,7 +258,7 @@ static void read_json(request *req) {
         count_values(&req->body, &has_nul); /* count before parsing: cJSON needs 64 bytes for a value of 2 bytes */
     if (d->read && n_values > MOST_VALUES)
         refuse(req, MHD_HTTP_CONTENT_TOO_LARGE, "too many values in one request; the limit is 10000");
-    else if (!d->read && n_values > (size_t)req->server->setup->options.max_texts + MOST_MEMBERS + MOST_TERMS)
+    else if (!d->read && n_values > (size_t)req->server->setup->options.max_texts + MOST_MEMBERS + 2 * MOST_TERMS)
         too_many(req);
     if (req->refusal) return;
     req->has_texts = 1;

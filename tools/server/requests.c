@@ -23,9 +23,11 @@ static void request_free(request *req) {
     for (size_t i = 0; i < req->n_pages; i++) moetext_html_free(req->pages[i].document), free(req->pages[i].text);
     free(req->pages);
     if (req->form) MHD_destroy_post_processor(req->form);
-    text_bytes *const all[] = { &req->body, &req->out, &req->lines, &req->file, &req->terms, &req->context };
+    text_bytes *const all[] = { &req->body,  &req->out,     &req->lines,    &req->file,
+                                &req->terms, &req->context, &req->confirmed };
     text_bytes_free_all(all, sizeof all / sizeof *all);
     moetext_glossary_free(req->glossary);
+    moetext_memory_free(req->memory);
     if (req->route && req->route->dialect && req->route->dialect->free) req->route->dialect->free(req);
     if (req->backend) req->backend->holders--;
     free(req);
@@ -157,7 +159,7 @@ static void enqueue(server *s, request *req, client *c) {
 
 /* Return the size of everything to translate, including document tags, which take more memory than words. */
 static size_t bytes_of(const request *req) {
-    size_t bytes = req->context.length + req->terms.length;
+    size_t bytes = req->context.length + req->terms.length + req->confirmed.length;
     for (size_t i = 0; i < req->n_pages; i++) bytes += req->pages[i].length;
     for (size_t i = 0; i < req->n_items && !req->markup; i++) bytes += req->items[i].length;
     return bytes;

@@ -177,8 +177,11 @@ struct request {
     text_bytes terms;              /* terms of a glossary; each source and each target ends with NUL */
     size_t n_terms;
     moetext_glossary *glossary; /* NULL to use the translator's glossary */
-    text_bytes context;         /* context that precedes the texts */
-    page *pages;                /* [n_pages] HTML or XML documents */
+    text_bytes confirmed;       /* pairs of the client's translation memory, as in `terms` */
+    size_t n_confirmed;
+    moetext_memory *memory; /* of these pairs; may be NULL */
+    text_bytes context;     /* context that precedes the texts */
+    page *pages;            /* [n_pages] HTML or XML documents */
     size_t n_pages;
     size_t untranslated; /* number of finished texts or segments that remain untranslated, at least in part */
     int is_list, stream, has_texts; /* has_texts: 1 if the body has texts; texts in the URL are then ignored */

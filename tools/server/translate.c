@@ -91,6 +91,7 @@ void translation_begin(server *s, text_item *item, moetext_request *next) {
     next->source = source_of(item);
     next->target = req->target;
     next->glossary = req->glossary;
+    next->memory = req->memory;
     if (moetext_takes_context(req->backend->translator))
         next->context = req->context.data, next->context_length = req->context.length;
     if (req->experts && !req->markup && !req->stream) experts_begin(req->backend, item, next);
@@ -308,6 +309,20 @@ static void open_glossary(request *req) {
     else if (status) bad_request(req, "%s: %s", error.where, error.message);
 }
 
+/* Create a translation memory from the pairs of a request. */
+static void open_memory(request *req) {
+    moe_error error = { 0 };
+    const char *at = req->confirmed.data;
+    moe_status status = req->n_confirmed ? moetext_memory_new(NULL, &req->memory, &error) : MOE_OK;
+    for (size_t i = 0; i < req->n_confirmed && !status; i++) {
+        const char *target = at + strlen(at) + 1;
+        status = moetext_memory_add(req->memory, NULL, req->target, at, strlen(at), target, strlen(target), &error);
+        at = target + strlen(target) + 1;
+    }
+    if (status == MOE_ERROR_MEMORY) refuse_memory(req);
+    else if (status) bad_request(req, "%s: %s", error.where, error.message);
+}
+
 /* Replace texts that are documents with their segments. */
 static void cut_pages(request *req) {
     text_item *texts = req->items;
@@ -389,6 +404,7 @@ enum MHD_Result answer_translate(server *s, request *req) {
     if (d->check) d->check(s, req);
     if (!req->refusal && d->target && !req->prompt && req->n_items) check_languages(req, d);
     if (!req->refusal) open_glossary(req);
+    if (!req->refusal) open_memory(req);
     if (!req->refusal && !quota_take(s, req))
         refuse(req, d->quota ? d->quota : MHD_HTTP_TOO_MANY_REQUESTS, "the key's character limit has been reached");
     if (!req->refusal && req->markup) cut_pages(req);
