@@ -5,6 +5,8 @@
  *   2. Answers
  *   3. Models
  */
+#define _POSIX_C_SOURCE 200809L
+
 #include "tools/server/chat.h"
 
 #include <string.h>
