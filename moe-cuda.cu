@@ -1662,6 +1662,7 @@ __global__ void moe_k_slots(moe_searching a) {
         slot->constraint_ids = a.constraint_ids + at * a.search.max_target;
         slot->list.ids = a.listed + at * a.search.listed;
         slot->list.n = 0;
+        slot->n_draft = 0; /* a GPU computes no drafts */
     }
 }
 
@@ -1720,7 +1721,7 @@ __global__ void moe_k_fill(moe_searching a, int rows) {
         }
         last = slot->live[0];
         for (; given < room && slot->ahead < moe_slot_given(slot); given++) {
-            moe_give_token(slot, &last);
+            moe_give_token(slot, &last, slot->target[last.last + 1]);
             moe_fill_slot_row(&a, slot, &last, slot->steps + ++slot->ahead, row++);
         }
     }
