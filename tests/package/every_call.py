@@ -99,6 +99,10 @@ with Translator(model, target="de", glossary={"Mary": "Mary"}, beam=2, rerank=0,
     assert cells[1:] == [None, None] and cells[:1] == translator.translate(["It rains."], beam=1, length_penalty=0.2)
     gaps: list[Result | None] = list(translator.results(["It rains.", None], nbest=2, beam=2))
     assert gaps[0] and len(gaps[0].hypotheses) == 2 and gaps[1] is None
+    try:
+        translator.remember("It rains.", "Es regnet.", source_language="en")
+    except ValueError as error:  # the translator has no memory
+        assert "memory=FILE" in str(error)
     translator.cancel()
     try:
         translator.translate("a\0b")
