@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Split text into the pieces of a GNMT model or of an Argos package, or join
-pieces into text: Moses tokenisation and BPE, with the merges stored in the model
-file.
+pieces into text: Moses tokenisation and BPE, with the merges stored in the
+model file.
 
     tools/convert/moses-bpe.py -m gnmt.bin encode < text.en | \\
         ./moe-translate -m gnmt.bin --pretokenized | \\
         tools/convert/moses-bpe.py -m gnmt.bin decode
 
-Requires sacremoses and subword-nmt, which NVIDIA's GNMT and Argos Translate use:
-pip install sacremoses subword-nmt
+Requires sacremoses and subword-nmt, which NVIDIA's GNMT and Argos Translate
+use: pip install sacremoses subword-nmt
 """
 import needs  # must be first to report missing modules
 import argparse
