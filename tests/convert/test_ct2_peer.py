@@ -9,8 +9,8 @@ Needs ctranslate2 4.8.5, transformers 4.57.6, PyTorch and protobuf (make
 test-long). CT2_MODELS names tests/data/models of CTranslate2's repository: five
 small transliteration models that were trained. Models in int8 have the same
 tokens if CTranslate2 computes in float32. In int8 it quantises inputs too: at
-least 15 of 40 translations, mean scores within 0.15. T5 and Switch in Hugging Face's layout are compared with
-transformers in float64.
+least 15 of 40 translations, mean scores within 0.15. T5 and Switch in Hugging
+Face's layout are compared with transformers in float64.
 """
 import argparse
 import contextlib
