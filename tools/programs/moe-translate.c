@@ -10,6 +10,7 @@
  */
 #define _POSIX_C_SOURCE 200809L /* sigset_t */
 
+#include "tools/programs/live_lines.h"
 #include "tools/programs/ranks.h"
 #include "tools/text/choice.h"
 #include "tools/text/json.h"
@@ -36,7 +37,7 @@ typedef struct options {
     moetext_choice *choice; /* NULL if -m, --models or MOE_MODEL names the model; never freed */
     int several;            /* 1 to open all models as one translator */
     int nbest;              /* -1 if not given */
-    int score, prefix, self_test, paragraphs, no_protect;
+    int score, prefix, self_test, paragraphs, no_protect, live;
     int raw;
 } options;
 
@@ -67,6 +68,12 @@ static const option_row own_rows[] = {
     { "prefix", NULL, "lines contain source TAB target prefix; print the whole translation",
       .more = ". The last word of a prefix may be incomplete unless a space follows it", .group = GROUP_FILES,
       OPTION_FLAG(prefix) },
+    { "live", NULL, "translate lines while they grow, such as captions of speech", .group = GROUP_FILES,
+      .more =
+          ". A carriage return starts the line again, a line break ends it. Output to a pipe has the same form; with "
+          "--json, one object for each change: line, translation, stable (its beginning that will hardly change), "
+          "final",
+      OPTION_FLAG(live) },
     { "json", NULL,
       "write one JSON object per line: source, prefix, model, translation, score, ids, token_logprobs, nbest",
       .more = "; error on failure", .group = GROUP_FILES, OPTION_FLAG(common.json) },
@@ -110,6 +117,7 @@ static const option_program program = {
     OPTION_EXCLUSIONS("ids pretokenized", "raw-ids pretokenized", "score prefix nbest force",
                       "paragraphs score prefix ids raw-ids pretokenized",
                       "memory score prefix ids raw-ids pretokenized",
+                      "live score prefix nbest ids raw-ids pretokenized paragraphs routing context self-test",
                       "self-test score prefix ids raw-ids pretokenized json input output routing gating noise"),
     .most = INT32_MAX,
     .version = program_version,
@@ -149,6 +157,7 @@ static int check_options(options *o) {
                                    "--ids or --pretokenized");
     if (settings->split < 0) settings->split = whole ? 0 : TEXT_SPLIT;
     if (o->self_test && common->text) return program_usage_error("--self-test cannot be combined with a text argument");
+    if (o->live && common->text) return program_usage_error("--live reads standard input; it takes no text argument");
     if (is_auto(o) && (common->routing || common->ids || common->pretokenized))
         return program_usage_error("-s auto cannot be combined with --routing, --ids, --raw-ids or --pretokenized");
     if (settings->models_memory && !o->several) return program_usage_error("--models-memory requires several models");
@@ -370,6 +379,7 @@ static int run_lines(const options *o, moetext *translator, routing_file *routin
                             .routing = routing,
                             .write = app_write,
                             .stats = c->stats ? app_stats : NULL };
+    if (o->live) return program_live_run(c, translator);
     if (ranks_wire()) return ranks_translate(&lines, 8 * text_translator_batch(translator));
     const int status = program_lines_run(&lines);
     tell_terms(o, translator);
@@ -695,7 +705,8 @@ static int check_ranks(const options *o) {
     const program_common *c = &o->common;
     static const char with[] = "cannot be combined with several processes (mpirun)";
     const char *option = NULL, *why = NULL;
-    if (c->stream) option = "--expert-memory", why = "each process already holds its share of the experts";
+    if (o->live) option = "--live", why = "its lines are translated one at a time";
+    else if (c->stream) option = "--expert-memory", why = "each process already holds its share of the experts";
     else if (strcmp(c->settings.gating, "batchwise") == 0)
         option = "--gating batchwise", why = "lines of different processes have different batches";
     else if (*c->settings.device && strcmp(c->settings.device, "cpu") != 0)

@@ -239,7 +239,7 @@ moe_status text_job_lost(const text_front *front, text_job *job, const moe_hypot
     const moe_span source = { job->source.data, job->source.length };
     const int compares = !o->strategy->prompts && !o->strategy->answers && text_keeps_spans(o) && h->finished &&
                          !job->target_ids.length && !o->target_ids && !o->target_pieces;
-    if (job->cut || (!job->divisible && !compares)) return MOE_OK;
+    if (job->cut || o->quick || (!job->divisible && !compares)) return MOE_OK;
     text_clear(&job->written);
     moe_status status = text_job_write(front, job, h, &job->written, error);
     job->written_of = status ? NULL : h;

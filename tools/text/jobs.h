@@ -30,6 +30,7 @@ typedef struct text_options {
     int begins;                     /* 1 if the target is a prefix of the translation */
     int truncate;                   /* truncate a text that is too long or damaged instead of rejecting the line */
     const struct text_rules *rules; /* protected spans and terms (protect.h); NULL if nothing is protected */
+    int quick;                      /* moetext_request.quick */
     int variants;                   /* try each text_variant of short texts without a final punctuation mark */
     int lower_case; /* encode text in capitals in lower case, because few models have learned capitals */
     const struct text_prompt_options *prompt; /* options of a prompted model; may be NULL */

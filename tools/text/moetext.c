@@ -1358,7 +1358,8 @@ static int stream_turn(text_stream *stream, int wait) {
     stream->options.pairs = stream->options.begins || (u->request.task == MOETEXT_SCORE && !t->language);
     stream->options.prompt = u->request.context_length ? &t->in_context : &t->prompt;
     stream->options.rules = !plain ? NULL : u->request.glossary ? u->request.glossary->rules : t->rules;
-    stream->options.variants = plain && t->variants;
+    stream->options.quick = plain && u->request.quick;
+    stream->options.variants = plain && t->variants && !u->request.quick;
     const int recalls = u->request.memory != &text_no_memory && (t->memory || u->request.memory);
     stream->recall = plain && is_text(t) && recalls ? stream_recall : NULL;
     stream->options.lower_case = plain && is_text(t) && t->settings.capitals != 0;
@@ -1483,7 +1484,7 @@ static text_job *stream_insert(text_stream *stream, text_job *before, size_t at)
 static void add_draft(const moetext *t, text_job *job, moe_span draft, moe_request *request) {
     const text_front targets = text_front_of_targets(&t->model->front);
     job->draft_ids.length = 0;
-    if (t->beam > 1 || !draft.length || !is_text(t)) return;
+    if ((t->beam > 1 && !job->options.quick) || !draft.length || !is_text(t)) return;
     if (text_utf8_valid(draft.data, draft.length) < draft.length || memchr(draft.data, '\0', draft.length)) return;
     if (text_encode(&targets, draft.data, draft.length, &job->draft_ids, NULL)) return;
     request->draft = job->draft_ids.data;
@@ -1505,6 +1506,7 @@ static void stream_request(text_stream *stream, text_job *job, moe_request *requ
     request->target_tag = u->target_tag;
     request->raw = t->raw;
     request->force = t->settings.force;
+    if (job->options.quick) request->beam = 1;
     add_draft(t, job, ((const part *)(const void *)job)->draft, request);
     if (u->request.partial) request->partial = text_stream_partial;
     if (u->request.task == MOETEXT_ANSWER) request->limit = u->request.limit, request->sampling = u->request.sampling;

@@ -443,6 +443,8 @@ typedef struct moetext_request {
     moetext_memory *memory; /* for MOETEXT_TRANSLATE: searched before the option's; its pairs win. May be NULL; must
                                remain valid until the result */
     moe_next_token_fn next_token; /* for answers to schemas, in moe-server; NULL for others */
+    int quick; /* for MOETEXT_TRANSLATE: 1 for the beginning of a sentence, which will be translated again: a beam of 1,
+                  and no other attempts if a number or bracket is lost */
 } moetext_request;
 
 typedef struct moetext_hypothesis {
@@ -549,6 +551,51 @@ moe_status moetext_translate_rows(moetext *translator, const char *bytes, const 
 /* Translate `n` NUL-terminated strings, like moetext_translate_rows. */
 moe_status moetext_translate_strings(moetext *translator, const char *const *texts, size_t n, const char *source,
                                      const char *target, moetext_rows *out, moe_error *error);
+
+/* ---- Live text ----------------------------------------------------------------------------------------- */
+
+/* The translation of a text that grows, or changes at its end, such as captions of speech or a text that someone types.
+ * What was shown changes as little as possible: words appear a little later, and then mostly stay. When the text is
+ * final, so is its translation, with the same bytes as any translation of this text.
+ *
+ *     moetext_live_give(live, text, length, MOETEXT_GROWING, &error);      the whole text so far
+ *     while (moetext_live_next(live, &request)) {                          in the pull function
+ *         translate request.text, then moetext_live_take(live, translation, length, &error);
+ *         show moetext_live_shown(live);
+ *     }
+ *
+ * A newer text may be given at any time, also between moetext_live_next and moetext_live_take. Give only the newest one
+ * if texts come faster than their translations. */
+typedef struct moetext_live moetext_live; /* one thread at a time may use it */
+
+typedef enum moetext_live_state {
+    MOETEXT_GROWING = 0,
+    MOETEXT_PAUSED, /* no input for a moment: translate all words and show them, although the sentence is not complete
+                     */
+    MOETEXT_FINAL
+} moetext_live_state;
+
+/* What to show; valid until the next call. */
+typedef struct moetext_live_view {
+    const char *text; /* [length], followed by a NUL */
+    size_t length;
+    size_t stable; /* bytes in finished sentences, which change only if their sources do, or rarely when the text is
+                      final */
+    int final;     /* 1 for the translation of a final text */
+} moetext_live_view;
+
+moe_status moetext_live_new(moetext_live **out, moe_error *error);
+void moetext_live_free(moetext_live *live); /* may be NULL */
+/* Give the whole text, of any number of lines. Errors: MOE_ERROR_ARGUMENT (not UTF-8), MOE_ERROR_LIMIT (longer than
+ * 1 MiB), MOE_ERROR_MEMORY. */
+moe_status moetext_live_give(moetext_live *live, const char *text, size_t length, moetext_live_state state,
+                             moe_error *error);
+/* Set text, draft and quick of a request, which are valid until the next call. Return 0 if nothing is to be translated
+ * until the next text, also if memory runs out; the view is then not final. */
+int moetext_live_next(moetext_live *live, moetext_request *request);
+/* Take the translation of the last request; NULL if it failed. Ignore it if its sentence has changed meanwhile. */
+moe_status moetext_live_take(moetext_live *live, const char *text, size_t length, moe_error *error);
+moetext_live_view moetext_live_shown(const moetext_live *live);
 
 #ifdef __cplusplus
 }

@@ -555,6 +555,7 @@ static moe_status fill(text_several *s, leg *l, item *x, moetext_request *q, moe
     q->glossary = glossary;
     q->memory = x->way.n > 1 ? &text_no_memory : x->request.memory;
     if (!x->hop) q->context = x->context.data, q->context_length = x->context.length;
+    q->quick = x->request.quick;
     q->user = x;
     q->place = &x->place;
     q->drop = x->request.drop;

@@ -1,0 +1,19 @@
+/* live.h - words of live texts, for live.c and its tests. moetext.h documents moetext_live. */
+#ifndef TEXT_LIVE_H
+#define TEXT_LIVE_H
+
+#include "tools/text/moetext.h"
+
+enum {
+    TEXT_LIVE_STRIDE = 3, /* new words that an unfinished sentence needs before it is translated again */
+    TEXT_LIVE_SHARE = 8,  /* in long sentences, one new word for so many words, so that the work does not explode */
+    TEXT_LIVE_MASK = 1    /* last words of an unfinished sentence's translation, which are not shown */
+};
+
+/* Return the end of the word after `at`, or `length`. Each character of a script without spaces is a word. */
+size_t text_live_word(const char *data, size_t length, size_t at);
+size_t text_live_words(const char *data, size_t length); /* number of words */
+/* Return the length of the words that two texts begin with in common, and set *words to their number. */
+size_t text_live_common(const char *a, size_t a_length, const char *b, size_t b_length, size_t *words);
+
+#endif
