@@ -319,9 +319,69 @@ def make(folder, family, seed=5, second=False, shards=1, **changes):
     return config, {name: x.astype(np.float64) for name, x in arrays.items()}
 
 
-def make_multimodal(folder, family, seed=5):
+SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
+         "intermediate_size": 8, "moe_intermediate_size": 4, "num_experts": 3, "num_experts_per_tok": 2,
+         "max_position_embeddings": 16}
+
+
+def small_changes(family, **changes):
+    """Return changes of a family's config that make a checkpoint of a few kilobytes."""
+    changes = {**SMALL, **changes}
+    if family == "mixtral":
+        changes = {**changes, "num_local_experts": changes["num_experts"], "num_experts": None,
+                   "moe_intermediate_size": None}
+    elif family == "hunyuan_v1_moe":
+        changes = {**changes, "moe_intermediate_size": [4, 4], "moe_topk": [2, 2], "num_shared_expert": 1,
+                   "num_experts_per_tok": None}
+    elif family not in SPARSE_FAMILIES:
+        changes = {key: x for key, x in changes.items() if "expert" not in key}
+    if family in DELTA_FAMILIES:
+        changes["layer_types"] = [LINEAR, FULL]
+    elif family == "gemma3_text":
+        changes["layer_types"] = [SLIDING, FULL]
+    return changes
+
+
+def small(at, family, **changes):
+    """Write a checkpoint of a few kilobytes, as make() does."""
+    return make(at, family, **small_changes(family, **changes))
+
+
+def small_pieces():
+    """Return a SentencePiece model of type BPE with tokens for bytes."""
+    pieces = [("<unk>", 2), ("<s>", 3), ("</s>", 3), *((f"<0x{byte:02X}>", 6) for byte in range(256)), ("\u2581", 1),
+              ("a", 1), ("b", 1), ("ab", 1), ("\u2581ab", 1), ("<x>", 4)]
+    out = b""
+    for i, (text, kind) in enumerate(pieces):
+        piece = bytes([0x0a, len(text.encode())]) + text.encode() + b"\x15" + struct.pack("<f", -i)
+        piece += bytes([0x18, kind])
+        out += bytes([0x0a, len(piece)]) + piece
+    return out + b"\x12\x02\x18\x02" + b"\x1a\x02\x20\x00"
+
+
+FP8 = {"row": ("_scale", {"quant_method": "compressed-tensors", "format": "float-quantized"}),
+       "block": ("_scale_inv", {"quant_method": "fp8", "weight_block_size": [4, 3]})}
+
+
+def write_fp8(at, family, name, **changes):
+    """Write a folder with weights in FP8, with a scale per row or per block."""
+    config, arrays = small(at, family, **changes)
+    end, settings = FP8[name]
+    for key, x in list(arrays.items()):
+        if key.endswith("_proj.weight"):
+            rows, cols = x.shape
+            shape = (rows, 1) if name == "row" else (-(-rows // 4), -(-cols // 3))
+            arrays[key] = "F8_E4M3", x.shape, bytes(i % 126 for i in range(x.size))
+            arrays[key + end] = "F32", shape, struct.pack("<f", 0.01) * (shape[0] * shape[1])
+        else:
+            arrays[key] = x.astype(np.float32)
+    write_config(at, {**config, "quantization_config": settings}, GENERATION)
+    write_safetensors(at + "/model.safetensors", arrays)
+
+
+def make_multimodal(folder, family, seed=5, **changes):
     """Write a checkpoint of Qwen3.5 as published: text_config, other prefixes, vision tensors, a predictor."""
-    config = {**CONFIGS[family], "vocab_size": 448}
+    config = {**CONFIGS[family], "vocab_size": 448, **changes}
     outer = {"model_type": family.removesuffix("_text"), "vision_config": {"depth": 1}, "image_token_id": 90,
              "architectures": [config["architectures"][0].replace("CausalLM", "ConditionalGeneration")],
              "text_config": {key: x for key, x in config.items() if key != "architectures"}}

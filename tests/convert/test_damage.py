@@ -660,7 +660,7 @@ def values_outside_the_engines_limits_are_rejected():
             ("nllb", "config.json", {"scale_embedding": [[[]]]}, "scale_embedding is [[[]]]"),
             ("nllb", "config.json", {"x" * 300: float("nan")}, "not valid JSON"),
             ("nllb", "config.json", {"architectures": ["x" * 5000]}, "architectures"),
-            ("marian", "vocab.json", {"\ud800": 30}, "invalid Unicode")):
+            ("marian", "vocab.json", {"\ud800": 30}, "not valid JSON")):
         with tempfile.TemporaryDirectory() as folder:
             command = hf(family, "safetensors")(folder)
             changed_json(folder, name, **values)

@@ -649,9 +649,9 @@ def mismatched_tokenisers_are_rejected():
         make.write_tokeniser(at)
         complaint = convert(at, os.path.join(at, "converted"))
         assert complaint and "tokenizer.json" in complaint and "424" in complaint, complaint
-        os.rename(at + "/tokenizer.json", at + "/tokenizer.model")  # SentencePiece's, which is not supported
+        os.rename(at + "/tokenizer.json", at + "/vocab.json")
         complaint = convert(at, os.path.join(at, "converted"))
-        assert "tokenizer.json is missing; found only tokenizer.model" in complaint and "--ids-only" in complaint
+        assert "tokenizer.json is missing; found only vocab.json" in complaint and "--ids-only" in complaint
         assert convert(at, os.path.join(at, "converted"), "--ids-only") is None
 
 
@@ -719,7 +719,7 @@ def large_matrices_are_converted_in_blocks():
     with tempfile.TemporaryDirectory() as at:
         make.write_zeros(at, config)
         program = os.path.join(ROOT, "tools", "convert", "convert.py")
-        process = subprocess.Popen([sys.executable, program, "--from", "hf", at, "-o", at + "/out"],
+        process = subprocess.Popen([sys.executable, program, "--from", "hf", at, "-o", at + "/out", "--ids-only"],
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         peak = 0
         while process.poll() is None:

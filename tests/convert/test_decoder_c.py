@@ -493,134 +493,14 @@ def models_without_a_tokeniser_are_rejected():
         config = {**make.CONFIGS["qwen3"], "model_type": "gpt_oss"}
         write(at + "/m/config.json", json.dumps(config).encode())
         for complaint, _ in convert_c(at + "/m", at + "/c"), convert_here(at + "/m", "-o", at + "/c"):
-            assert "gpt_oss" in complaint and all(x in complaint for x in make.FAMILIES), complaint
+            known = [x.removesuffix("_text") for x in make.FAMILIES]
+            assert "gpt_oss" in complaint and all(x in complaint for x in known), complaint
         os.unlink(gguf_path)
     with gguf_file("llama", change=lambda x: x) as path:
         data = bytes_of(path).replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0gptox", 1)
         write(path, data)
         for complaint, _ in convert_c(path, path + ".bin"), convert_here(path, "-o", path + ".bin"):
             assert "gptox" in complaint and "hunyuan-moe" in complaint and "qwen3moe" in complaint, complaint
-
-
-def changed(name, change):
-    """Return a damage of one file: `change` receives and returns its bytes."""
-    return lambda at: write(f"{at}/{name}", change(bytes_of(f"{at}/{name}")))
-
-
-def edited(name, **values):
-    """Return a damage that sets keys of a JSON file; None removes a key."""
-    def damage(at):
-        with open(f"{at}/{name}", encoding="utf-8") as file:
-            about = {**json.load(file), **values}
-        write(f"{at}/{name}", json.dumps({key: x for key, x in about.items() if x is not None}).encode())
-    return damage
-
-
-def tensors(change):
-    """Return a damage of the header of model.safetensors: `change` modifies the parsed header."""
-    def damage(at):
-        data = bytes_of(at + "/model.safetensors")
-        size = struct.unpack("<Q", data[:8])[0]
-        header = json.loads(data[8:8 + size])
-        change(header)
-        text = json.dumps(header).encode()
-        write(at + "/model.safetensors", struct.pack("<Q", len(text)) + text + data[8 + size:])
-    return damage
-
-
-def sharded(at):
-    for name in "model.safetensors", "tokenizer.json":
-        os.unlink(f"{at}/{name}")
-    make.make(at, "llama", shards=3, vocab_size=448)
-
-
-def sharded_then(change):
-    def damage(at):
-        sharded(at)
-        change(at)
-    return damage
-
-
-def map_edited(change):
-    def damage(at):
-        path = at + "/model.safetensors.index.json"
-        with open(path, encoding="utf-8") as file:
-            index = json.load(file)
-        change(index["weight_map"])
-        write(path, json.dumps(index).encode())
-    return sharded_then(damage)
-
-
-def set_first(key, value):
-    return lambda header: header["model.norm.weight"].__setitem__(key, value)
-
-
-def piped(name):
-    def damage(at):
-        os.unlink(f"{at}/{name}")
-        os.mkfifo(f"{at}/{name}")
-    return damage
-
-
-SHARD = "model-00002-of-00003.safetensors"
-POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
-DAMAGED = [  # damage, words of the message
-    (lambda at: os.unlink(at + "/config.json"), "not a published model"),
-    (changed("config.json", lambda x: x[:-20]), "config.json valid JSON"),
-    (changed("config.json", lambda x: b""), "config.json valid JSON"),
-    (changed("config.json", lambda x: b"[1]"), "config.json JSON object"),
-    (changed("config.json", lambda x: x[:-1] + b',"head_dim":12}'), "config.json duplicate key head_dim"),
-    (edited("config.json", model_type="mamba"), "config.json model_type mamba reader in C"),
-    (edited("config.json", model_type="m2m_100"), "config.json model_type m2m_100 reader in C"),
-    (edited("config.json", hidden_act="gelu"), "config.json hidden_act"),
-    (edited("config.json", new_feature=1), "config.json unknown key new_feature"),
-    (edited("config.json", hidden_size=None), "config.json hidden_size is missing"),
-    (edited("config.json", num_attention_heads=5), "config.json key heads"),
-    (edited("config.json", rope_scaling={"type": "linear", "factor": 2}), "config.json rope type"),
-    (edited("config.json", quantization_config={"quant_method": "gptq"}), "config.json quantization_config gptq"),
-    (edited("generation_config.json", eos_token_id=99999), "generation_config.json eos_token_id"),
-    (edited("generation_config.json", no_repeat_ngram_size=3), "generation_config.json no_repeat_ngram_size"),
-    (lambda at: os.unlink(at + "/model.safetensors"), "neither model.safetensors"),
-    (lambda at: os.rename(at + "/model.safetensors", at + "/pytorch_model.bin"), "pytorch_model.bin reader in C"),
-    (changed("model.safetensors", lambda x: x[:-100]), "model.safetensors truncated"),
-    (changed("model.safetensors", lambda x: x[:100]), "model.safetensors truncated"),
-    (changed("model.safetensors", lambda x: x + b"more"), "model.safetensors damaged"),
-    (changed("model.safetensors", lambda x: b""), "model.safetensors not a safetensors file"),
-    (changed("model.safetensors", lambda x: POINTER), "model.safetensors LFS"),
-    (changed("model.safetensors", lambda x: x[:8] + b"x" + x[9:]), "model.safetensors valid JSON"),
-    (tensors(lambda header: header.update(x=header.pop("model.norm.weight"))), "tensor model.norm.weight missing"),
-    (tensors(set_first("shape", [16])), "model.safetensors model.norm.weight invalid offset or size"),
-    (tensors(set_first("dtype", "F8_E4M3")), "model.norm.weight invalid offset or size"),
-    (tensors(set_first("data_offsets", [0, 64])), "model.safetensors overlaps"),
-    (tensors(set_first("shape", [1 << 50])), "model.norm.weight lacks a valid"),
-    (changed("model.safetensors", lambda x: x[:-2] + b"\x80\x7f"), "model.safetensors not finite"),
-    (lambda at: write(at + "/adapter_config.json", b"{}"), "adapter_config.json merge"),
-    (piped("model.safetensors"), "model.safetensors not a regular file"),
-    (changed("tokenizer.json", lambda x: x[:5000]), "tokenizer.json valid JSON"),
-    (changed("tokenizer.json", lambda x: x.replace(b'"BPE"', b'"Unigram"')), "tokenizer.json expected BPE"),
-    (changed("tokenizer.json", lambda x: x.replace(b'"ByteLevel"', b'"Metaspace"')), "tokenizer.json Metaspace"),
-    (edited("config.json", vocab_size=96), "config.json tokenizer.json"),
-    (lambda at: write(at + "/chat_template.jinja", b"{{ messages[0].content }}"), "unknown chat template"),
-    (lambda at: write(at + "/tokenizer_config.json", b'{"add_prefix_space": true}'), "_config.json add_prefix_space"),
-    (sharded_then(lambda at: os.unlink(f"{at}/{SHARD}")), f"{SHARD} missing"),
-    (map_edited(lambda x: x.update(new=SHARD)), f"{SHARD} tensor new missing"),
-    (map_edited(lambda x: x.update(new="../x")), "index.json no weight_map"),
-    (sharded_then(changed(SHARD, lambda x: x[:-9])), f"{SHARD} truncated")]
-
-
-@gguf_test
-def damaged_folders_name_the_file_and_the_problem():
-    for number, (damage, words) in enumerate(DAMAGED):
-        with tempfile.TemporaryDirectory() as at:
-            os.mkdir(at + "/model")
-            make.make(at + "/model", "llama", vocab_size=448)
-            make.write_tokeniser(at + "/model", "smollm")
-            damage(at + "/model")
-            problem, _ = convert_c(at + "/model", at + "/out.bin")
-            assert os.listdir(at) == ["model"], (number, os.listdir(at))
-            if words == "config.json tokenizer.json":
-                words = "embed_tokens.weight shape" if "shape" in str(problem) else "tokenizer.json exceeds"
-            assert problem and all(word in problem for word in words.split()), (number, words, problem)
 
 
 @gguf_test
@@ -631,7 +511,7 @@ def damaged_gguf_files_name_the_file_and_the_problem():
                  (whole[:4] + b"\0\0\0\3" + whole[8:], "big-endian"), (whole[:8] + b"\xff" * 8 + whole[16:], "tensors"),
                  (whole.replace(b"llama.block_count", b"llama.block_xount"), "block_count is missing"),
                  (whole.replace(b"general.architecture\x08\0\0\0\5\0\0\0\0\0\0\0llama",
-                                b"general.architecture\x08\0\0\0\5\0\0\0\0\0\0\0lxxma"), "'lxxma' reader in C"),
+                                b"general.architecture\x08\0\0\0\5\0\0\0\0\0\0\0lxxma"), "'lxxma' hunyuan-moe"),
                  (whole.replace(b"blk.1.attn_q.weight", b"blk.1.attn_x.weight"), "q_proj missing"),
                  (whole.replace(b"blk.0.attn_q.weight", b"blk.1.attn_q.weight"), "blk.1.attn_q.weight twice"),
                  (whole.replace(b"tokenizer.ggml.pre\x08\0\0\0\6", b"tokenizer.ggml.pre\x08\0\0\0\5"), ""),

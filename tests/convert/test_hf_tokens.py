@@ -429,7 +429,8 @@ def mismatched_tokenisers_are_rejected():
         big = Unigram(lines(), 900)
         for data, part in ((big.bytes, "do not match"), (c.spm.bytes[:-50], "damaged"), (b"", "no pieces"),
                            (b"\x0a\xff", "damaged"),
-                           (proto((1, proto((1, "a"), (2, 0.0)))), "not NLLB's")):
+                           (proto((1, proto((1, "a"), (2, 0.0)))) + proto((3, b"")), "not NLLB's"),
+                           (proto((1, proto((1, "a"), (2, 0.0)))), "truncated")):
             write_bytes(path, data)
             assert part in refused(c), (part, refused(c))
     with checkpoint("m2m") as c:

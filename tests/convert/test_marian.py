@@ -347,7 +347,7 @@ def write_spm(path, size):
     pieces += b"".join(piece(b"%c" % (97 + i) if i < 26 else b"w%d" % i, 1, -1 - i) for i in range(size - 3))
     trainer = b"\x18\x01\xc0\x02\x01\xc8\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\xd0\x02\x00"  # unigram, no bos
     with open(path, "wb") as file:
-        file.write(pieces + b"\x12" + bytes([len(trainer)]) + trainer)
+        file.write(pieces + b"\x12" + bytes([len(trainer)]) + trainer + b"\x1a\0")
 
 
 @numpy_test

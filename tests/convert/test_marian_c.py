@@ -215,7 +215,7 @@ DAMAGED = [  # damage, words of the message
     (settings(**{"dec-depth": "1"}), "model.bin unexpected tensor decoder_l2"),
     (changed(SPM, lambda x: x[:-40]), f"{SPM} damaged"),
     (changed(SPM, lambda x: x[15:]), f"{SPM} do not match the model's 64 tokens"),
-    (changed(SPM, lambda x: b"<html>404</html>"), f"{SPM} not a SentencePiece model"),
+    (changed(SPM, lambda x: b"<page>404</page>"), f"{SPM} not a SentencePiece model"),
     (changed(LEX, lambda x: x[:-4]), f"{LEX} does not match"),
     (changed(LEX, lambda x: x[:-1] + bytes([x[-1] ^ 1])), f"{LEX}"),
     (changed(LEX, lambda x: x[:60] + bytes([x[60] ^ 1]) + x[61:]), f"{LEX} checksum mismatch"),
@@ -236,7 +236,7 @@ DAMAGED = [  # damage, words of the message
     (changed("model.bin", lambda x: gzip.compress(x) + b"tail"), "model.bin truncated or damaged"),
     (changed("model.bin", lambda x: gzip.compress(bytes(64 << 20))), "model.bin the limit for a model"),
     (lambda at: (os.unlink(at + "/model.bin"), os.mkfifo(at + "/model.bin")), "model.bin not a regular file"),
-    (lambda at: (os.unlink(at + "/model.bin"), os.symlink("/nowhere", at + "/model.bin")), "model.bin cannot open"),
+    (lambda at: (os.unlink(at + "/model.bin"), os.symlink("/nowhere", at + "/model.bin")), "model.bin missing file"),
 ]
 
 

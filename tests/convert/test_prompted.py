@@ -327,7 +327,7 @@ def folders_are_matched_by_their_full_name():
         make.make(at, "hunyuan_v1_dense", vocab_size=448)
         make.write_tokeniser(at)
         with open(os.path.join(at, "tokenizer_config.json"), "w", encoding="utf-8") as file:
-            json.dump({"chat_template": "{{ messages[0].content }}\ud800"}, file)
+            json.dump({"chat_template": "{{ messages[0].content }}{{ '\\ud800' }}"}, file)
         path = os.path.join(folder, "model")
         hint = convert_quietly("--from", "hf", at, "-o", path)
         assert "a lone surrogate" in hint and "\n" not in hint and not os.path.exists(path), hint

@@ -107,6 +107,13 @@ SWITCH = {"num_experts": EXPERTS, "num_sparse_encoder_layers": 1, "num_sparse_de
           "router_bias": False, "router_dtype": "float32", "dense_act_fn": "relu"}
 
 
+def make_model(at, model_type):
+    """Write a folder of this type."""
+    if model_type == "switch_transformers":
+        return write(at, config_of("t5-tied", model_type, **SWITCH), switch()[1])
+    return write(at, config_of("t5", model_type), arrays_of(make.make("t5")[0], model_type == "umt5"))
+
+
 class Switch(make.Reference if np else object):
     """One expert per token, weighted by its probability."""
 

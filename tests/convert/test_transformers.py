@@ -417,7 +417,7 @@ def unsupported_settings_are_rejected_by_name():
             ("nllb-moe", {"moe_eval_capacity_token_fraction": 0.25}, "moe_eval_capacity_token_fraction is 0.25"),
             ("nllb-moe", {"second_expert_policy": "sampling"}, "second_expert_policy is 'sampling'"),
             ("nllb-moe", {"router_bias": True}, "router_bias"), ("nllb-moe", {"num_experts": 1}, "num_experts"),
-            ("nllb", {"model_type": "t5"}, "model_type 't5' is"),
+            ("nllb", {"model_type": "bart"}, "model_type 'bart' is"),
                                    ("nllb", {"architectures": ["T5"]}, "architectures ['T5'] is"),
             ("nllb", {"activation_function": "gelu_new"}, "activation_function 'gelu_new' is"),
             ("nllb", {"encoder_attention_heads": 5}, "encoder_attention_heads 5"),
@@ -443,7 +443,7 @@ def unsupported_settings_are_rejected_by_name():
                              ({"suppress_tokens": [2, 7]}, "suppress_tokens"), ({"min_length": 5}, "min_length is 5"),
                              ({"begin_suppress_tokens": [7]}, "begin_suppress"), ({"min_new_tokens": 4}, "min_new"),
                              ({"forced_bos_token_id": 192}, "forced_bos_token_id is 192"), ({"num_beams": 65}, "beams"),
-                             ({"decoder_start_token_id": 1}, "pad_token_id"), ({"length_penalty": -1}, "negative"),
+                             ({"decoder_start_token_id": 1}, "pad_token_id"), ({"length_penalty": -1}, "length_penalty"),
                              ({"decoder_start_token_id": [2, 5]}, "decoder_start"), ({"max_new_tokens": 0}, "max_new"),
                              ({"sequence_bias": [[[5], 2.0]]}, "sequence_bias"), ({"stop_strings": ["a"]}, "stop_str"),
                              ({"repetition_penalty": 1.3}, "repetition_penalty"), ({"max_time": 2.0}, "max_time"),
@@ -545,7 +545,7 @@ def broken_files_are_rejected():
                 file.write(whole)
         os.unlink(os.path.join(folder, "model.safetensors"))
         assert "neither model.safetensors nor pytorch_model.bin" in refused(folder)
-        for name, part in (("model.gguf", "--from gguf"), ("model.npz", "--from marian"), ("x.safetensors", "rename"),
+        for name, part in (("model.gguf", "name that"), ("model.npz", "--from marian"), ("x.safetensors", "rename"),
                            ("flax_model.msgpack", "save it"), ("adapter_config.json", "contains an adapter")):
             with open(os.path.join(folder, name), "w", encoding="utf-8"):
                 pass
@@ -584,7 +584,7 @@ def damaged_safetensors_are_rejected_or_unaffected():
         name = "model.encoder.layers.0.fc1.weight"
         for key, value in (("data_offsets", [0, 4]), ("data_offsets", [-4, 0]), ("data_offsets", [1 << 63, 1 << 63]),
                            ("data_offsets", 3),
-                           ("shape", [96, -64]), ("shape", [1 << 40, 1 << 40]), ("shape", "x"), ("shape", [96.0, 64]),
+                           ("shape", [96, -64]), ("shape", [1 << 40, 1 << 40]), ("shape", "x"), ("shape", [96.5, 64]),
                            ("dtype", "F33"),
                            ("dtype", None), ("dtype", ["F32"]),
                            ("data_offsets", head["model.shared.weight"]["data_offsets"])):

@@ -1,121 +1,149 @@
-"""Write inputs of fuzz_checkpoint.c: small models of each family, as folders and as GGUF files."""
+"""Write inputs of fuzz_checkpoint.c: small models of each family, as folders and as GGUF files; models of CTranslate2.
+
+    seeds()          yield (name, write); write(folder) writes the files, which test_damaged.py converts
+    write_seeds(at)  write them as inputs of the fuzzer
+"""
 import os
-import struct
 import tempfile
 import zipfile
 
+import gguf
 import make_ct2
 import make_decoder as make
 import make_gguf
 import numpy as np
+from containers import Gguf
 from marian_damage import packed_folder
 
 NAMES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
          "chat_template.jinja", "model.safetensors", "model.safetensors.index.json", "model-00001-of-00002.safetensors",
          "model-00002-of-00002.safetensors", "x.gguf", "x-00001-of-00002.gguf", "x-00002-of-00002.gguf",
          "tokenizer.model", "added_tokens.json", "hy.tiktoken", "model.bin", "shared_vocabulary.json",
-         "source_vocabulary.txt", "target_vocabulary.txt", "sentencepiece.model", "package.argosmodel")
-SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
-         "intermediate_size": 8, "moe_intermediate_size": 4, "num_experts": 3, "num_experts_per_tok": 2,
-         "max_position_embeddings": 16}
+         "source_vocabulary.txt", "target_vocabulary.txt", "sentencepiece.model", "README.md", "package.argosmodel")
+CHATML = ("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
+          "'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+CARD = "---\nlanguage:\n- en\n- de\n---\n"
 
 
-def write(made, name, at):
-    data = packed_folder(at, NAMES)
-    with open(f"{made}/{name}", "wb") as file:
-        file.write(data)
+def put(at, **files):
+    """Write texts; the names of files have __ for dots."""
+    for name, text in files.items():
+        with open(f"{at}/{name.replace('__', '.')}", "w" if isinstance(text, str) else "wb") as file:
+            file.write(text)
 
 
-def small(at, family, **changes):
-    changes = {**SMALL, **changes}
-    if family == "mixtral":
-        changes = {**changes, "num_local_experts": changes["num_experts"], "num_experts": None}
-    elif family == "hunyuan_v1_moe":
-        changes = {**changes, "moe_intermediate_size": [4, 4], "moe_topk": [2, 2], "num_shared_expert": 1}
-    elif family not in make.SPARSE_FAMILIES:
-        changes = {key: x for key, x in changes.items() if "expert" not in key}
-    if family in make.DELTA_FAMILIES:
-        changes["layer_types"] = [make.LINEAR, make.FULL]
-    return make.make(at, family, **changes)
+def folder(family, tokeniser=None, files=(), **options):
+    def write(at):
+        make.small(at, family, **options)
+        if tokeniser:
+            make.write_tokeniser(at, tokeniser)
+        put(at, **dict(files))
+    return write
 
 
-def small_pieces():
-    """Return a SentencePiece model of type BPE with tokens for bytes."""
-    pieces = [("<unk>", 2), ("<s>", 3), ("</s>", 3), *((f"<0x{byte:02X}>", 6) for byte in range(256)), ("\u2581", 1),
-              ("a", 1), ("b", 1), ("ab", 1), ("\u2581ab", 1), ("<x>", 4)]
-    out = b""
-    for i, (text, kind) in enumerate(pieces):
-        piece = bytes([0x0a, len(text.encode())]) + text.encode() + b"\x15" + struct.pack("<f", -i) + bytes([0x18, kind])
-        out += bytes([0x0a, len(piece)]) + piece
-    return out + b"\x12\x02\x18\x02" + b"\x1a\x02\x20\x00"
+def gguf_file(family, kinds=None, changes=(), parts=False, **options):
+    """kinds: the number format of all matrices."""
+    def write(at):
+        size = 448 if options.get("tokens") else 96
+        if family.startswith("hunyuan"):
+            more = {"rope_theta": 1e4, "rope_scaling": None}
+        else:
+            more = {"query_pre_attn_scalar": make.SMALL["head_dim"]} if family == "gemma3_text" else {}
+        with tempfile.TemporaryDirectory() as other:
+            config, arrays = make.small(other, family, **{"vocab_size": size, **more, **dict(changes)})
+        tensors = {name: x.astype(np.float32) for name, x in arrays.items()}
+        there = make_gguf.arrays_of(config, tensors)
+        names = [name for name, x in there.items() if x.ndim == 2] if kinds else ()
+        make_gguf.write(at + "/x.gguf", config, tensors, dict.fromkeys(names, kinds), **options,
+                        pieces=(len(there) + 1) // 2 if parts else 0)
+    return write
 
 
-def write_fp8(made):
-    """Write folders with weights in FP8, with a scale per row and per block."""
-    for name, ends, settings in (("row", "_scale", {"quant_method": "compressed-tensors", "format": "float-quantized"}),
-                                 ("block", "_scale_inv", {"quant_method": "fp8", "weight_block_size": [4, 3]})):
-        with tempfile.TemporaryDirectory() as at:
-            config, arrays = small(at, "qwen3_moe")
-            for key, x in list(arrays.items()):
-                if key.endswith("_proj.weight"):
-                    rows, cols = x.shape
-                    shape = (rows, 1) if name == "row" else (-(-rows // 4), -(-cols // 3))
-                    arrays[key] = "F8_E4M3", x.shape, bytes(i % 126 for i in range(x.size))
-                    arrays[key + ends] = "F32", shape, struct.pack("<f", 0.01) * (shape[0] * shape[1])
-            make.write_config(at, {**config, "quantization_config": settings}, make.GENERATION)
-            make.write_safetensors(at + "/model.safetensors", arrays)
-            write(made, "fp8-" + name, at)
+# Number formats that the package gguf does not write, and where their blocks have float16 scales
+SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,),
+          "IQ4_XS": (0,), "MXFP4": ()}
 
 
-def write_ct2(made):
-    """Write models of CTranslate2, and a package of Argos Translate."""
+def blocks(kind):
+    """Write random blocks of a number format."""
+    def write(at):
+        size = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 1, "head_dim": 256,
+                "num_key_value_heads": 1, "num_hidden_layers": 1, "vocab_size": 8}
+        gguf_file("llama", None, size)(at)
+        with open(at + "/x.gguf", "rb") as stored:
+            file = Gguf(stored.read())
+        number = gguf.GGMLQuantizationType[kind]
+        numbers, length = gguf.GGML_QUANT_SIZES[number]
+        for t in file.tensors:
+            if len(t.shape) < 2:
+                continue
+            data = np.random.default_rng(1).integers(0, 128, (int(np.prod(t.shape)) // numbers, length), np.uint8)
+            for place in SCALES[kind]:
+                data[:, place:place + 2] = 0, 0x28  # 0.03
+            t.kind, t.data = int(number), data.tobytes()
+        put(at, x__gguf=file.build())
+    return write
+
+
+def ct2(kind, numbers):
+    def write(at):
+        arrays, about = make_ct2.make(kind)
+        separate = kind == "opennmt"
+        make_ct2.write(at, make_ct2.quantised(arrays, numbers) if numbers else arrays, about,
+                       vocabulary="txt" if separate else "json", separate=separate)
+    return write
+
+
+def argos(at):
+    arrays, about = make_ct2.make("argos")
+    with tempfile.TemporaryDirectory() as inside, \
+            zipfile.ZipFile(at + "/package.argosmodel", "w", zipfile.ZIP_DEFLATED) as archive:
+        make_ct2.write(inside, make_ct2.quantised(arrays, "int8"), about)
+        archive.writestr("a/metadata.json", '{"from_code": "en", "to_code": "de"}')
+        archive.write(inside + "/sentencepiece.model", "a/sentencepiece.model")
+        for name in "model.bin", "config.json", "shared_vocabulary.json":
+            archive.write(f"{inside}/{name}", "a/model/" + name)
+
+
+def ranks(at):
+    make.small(at, "hunyuan_v1_dense", vocab_size=700)
+    make.write_ranks(at)
+
+
+def seeds():
+    for name in make.FP8:
+        yield "fp8-" + name, lambda at, name=name: make.write_fp8(at, "qwen3_moe", name)
     for kind in make_ct2.KINDS:
-        for number_format in "", "int8":
-            with tempfile.TemporaryDirectory() as at:
-                arrays, about = make_ct2.make(kind)
-                arrays = make_ct2.quantised(arrays, number_format) if number_format else arrays
-                separate = kind == "opennmt"
-                make_ct2.write(at, arrays, about, vocabulary="txt" if separate else "json", separate=separate)
-                write(made, f"ct2-{kind}{number_format}", at)
-    with tempfile.TemporaryDirectory() as at:
-        arrays, about = make_ct2.make("argos")
-        make_ct2.write(at + "/in", make_ct2.quantised(arrays, "int8"), about)
-        with zipfile.ZipFile(at + "/package.argosmodel", "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("a/metadata.json", '{"from_code": "en", "to_code": "de"}')
-            archive.write(at + "/in/sentencepiece.model", "a/sentencepiece.model")
-            for name in "model.bin", "config.json", "shared_vocabulary.json":
-                archive.write(f"{at}/in/{name}", "a/model/" + name)
-        write(made, "argos", at)
+        for numbers in "", "int8":
+            yield f"ct2-{kind}{numbers}", ct2(kind, numbers)
+    yield "argos", argos
+    yield "llama-pieces", folder("llama", vocab_size=300, files={
+        "tokenizer__model": make.small_pieces(), "added_tokens__json": '{"<new>": 280}'})
+    yield "hunyuan-ranks", ranks
+    yield "llama-prompt", folder("llama", "smollm", vocab_size=448, files={
+        "chat_template__jinja": CHATML, "README__md": CARD, "special_tokens_map__json": '{"eos_token": "<|im_end|>"}'})
+    about = '{"bos_token": "<think>", "add_eos_token": false}'
+    for family, kind in make_gguf.TOKENISERS.items():
+        yield family, folder(family)
+        yield family + "-second", folder(family, second=True)
+        yield family + "-shards", folder(family, shards=2)
+        yield family + "-tokens", folder(family, kind, vocab_size=448, files={"tokenizer_config__json": about})
+        if family in make_gguf.ARCHITECTURES:
+            yield f"gguf-{family}", gguf_file(family)
+            yield f"gguf-{family}-parts", gguf_file(family, parts=True)
+            yield f"gguf-{family}-tokens", gguf_file(family, tokens=True)
+            yield f"gguf-{family}-fused", gguf_file(family, fused=True)
+    wide = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "head_dim": 16,
+            "num_hidden_layers": 1}
+    for kind in SCALES:
+        yield "gguf-" + kind, blocks(kind)
+    for numbers in "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "F16", "BF16":
+        yield "gguf-" + numbers, gguf_file("llama", numbers, wide)
 
 
 def write_seeds(made):
-    write_fp8(made)
-    write_ct2(made)
-    with tempfile.TemporaryDirectory() as at:
-        small(at, "llama", vocab_size=300)
-        with open(at + "/tokenizer.model", "wb") as file:
-            file.write(small_pieces())
-        with open(at + "/added_tokens.json", "w", encoding="utf-8") as file:
-            file.write('{"<new>": 280}')
-        write(made, "llama-pieces", at)
-    with tempfile.TemporaryDirectory() as at:
-        small(at, "hunyuan_v1_dense", vocab_size=700)
-        make.write_ranks(at)
-        write(made, "hunyuan-ranks", at)
-    for family, kind in make_gguf.TOKENISERS.items():
-        for number, options in enumerate(({}, {"second": True}, {"shards": 2}, {"vocab_size": 448})):
-            with tempfile.TemporaryDirectory() as at:
-                small(at, family, **options)
-                if "vocab_size" in options:
-                    make.write_tokeniser(at, kind)
-                    with open(at + "/tokenizer_config.json", "w", encoding="utf-8") as file:
-                        file.write('{"bos_token": "<think>", "add_eos_token": false}')
-                write(made, f"{family}-{number}", at)
-        for number, options in enumerate(({}, {"pieces": 14}, {"tokens": True}, {"fused": True})):
-            with tempfile.TemporaryDirectory() as at:
-                config, arrays = small(at, family, vocab_size=448 if number == 2 else 96)
-                for name in os.listdir(at):
-                    os.unlink(f"{at}/{name}")
-                tensors = {name: x.astype(np.float32) for name, x in arrays.items()}
-                make_gguf.write(at + "/x.gguf", config, tensors, **options)
-                write(made, f"{family}-gguf-{number}", at)
+    for name, write in seeds():
+        with tempfile.TemporaryDirectory() as at:
+            write(at)
+            with open(f"{made}/{name}", "wb") as file:
+                file.write(packed_folder(at, NAMES))

@@ -26,6 +26,7 @@ static const char *const names[] = { "config.json",
                                      "source_vocabulary.txt",
                                      "target_vocabulary.txt",
                                      "sentencepiece.model",
+                                     "README.md",
                                      "package.argosmodel" };
 enum { NAMES = sizeof names / sizeof *names };
 static char package[256]; /* path of the package, if there is one */

@@ -45,6 +45,7 @@ import make_gguf  # noqa: E402
 import make_transformers  # noqa: E402
 import marian_damage  # noqa: E402
 import test_hf_tokens  # noqa: E402
+import test_t5  # noqa: E402
 from marian_damage import NUMBERS, damage_bytes  # noqa: E402
 
 INFO = os.path.join(ROOT, os.environ.get("BIN", "."), "moe-info")
@@ -91,6 +92,8 @@ def undamaged(target, folder):
     for kind in ("nllb", "m2m", "marian"):
         case(kind, ["--from", "hf", "{}"])
         test_hf_tokens.Checkpoint(f"{folder}/{kind}", kind)
+    for model_type in "t5", "umt5", "switch_transformers":
+        test_t5.make_model(case(model_type, ["--from", "hf", "{}"]), model_type)
     for family, layout, dtype, more in (("nllb-moe", "safetensors-sharded", "bf16", ["--experts", "q4"]),
                                         ("marian", "bin", "f16", []), ("nllb", "legacy", "f32", ["--type", "q8"])):
         path = case(f"{family}-{layout}", ["--from", "hf", "{}", "--ids-only", *more])
@@ -123,8 +126,22 @@ MALICIOUS = ("{% for i in range(10 ** 9) %}{% endfor %}", "{{ 'x' * 10 ** 9 }}",
 
 
 def undamaged_decoder(folder):
-    """Write a folder for each family, covering both forms of tokenisers and of chat templates."""
-    cases = {}
+    """Write a folder for each family, covering all forms of tokenisers and of chat templates, and weights in FP8."""
+    cases = {"fp8-" + form: ["--from", "hf", "{}"] for form in make_decoder.FP8}
+    for form in make_decoder.FP8:
+        os.makedirs(f"{folder}/fp8-{form}")
+        make_decoder.write_fp8(f"{folder}/fp8-{form}", "qwen3_moe", form, vocab_size=448)
+        make_decoder.write_tokeniser(f"{folder}/fp8-{form}", "C")
+    for kind in "llama2", "mistral", "gemma", None:  # tokenisers of characters; None: tokenizer.model
+        at = f"{folder}/characters-{kind}"
+        os.makedirs(at)
+        make_decoder.small(at, "gemma3_text" if kind == "gemma" else "llama", vocab_size=448)
+        if kind:
+            make_decoder.write_tokeniser(at, kind)
+        else:
+            with open(at + "/tokenizer.model", "wb") as file:
+                file.write(make_decoder.small_pieces())
+        cases[f"characters-{kind}"] = ["--from", "hf", "{}"]
     for number, family in enumerate(make_decoder.CONFIGS):
         at = f"{folder}/{family}"
         os.makedirs(at)

@@ -410,7 +410,9 @@ TEST(files_that_cannot_be_converted_are_reported_instead) {
         { "pytorch_model.bin", "x", NULL, "without model_type in config.json", 1 },
         { "pytorch_model.bin", POINTER, "{\"model_type\": \"marian\"}", "Git LFS pointer", sizeof POINTER - 1 },
         { "model.bin", POINTER, NULL, "Git LFS pointer", sizeof POINTER - 1 },
-        { "x.gguf", "<html>", NULL, "not a valid .gguf file", 6 },
+        { "x.gguf", "<page>", NULL, "not a valid .gguf file", 6 },
+        { "x.gguf", "<html>", NULL, "a web page, not the file itself", 6 },
+        { "x.gguf.part", "GGUF", NULL, "an unfinished download", 4 },
         { "x.gguf", "GGUF\3", NULL, "file ends within the version", 5 },
         { "x.gguf", GGUF_OF("gemma"), NULL, " keys: damaged", sizeof GGUF_OF("gemma") - 1 },
         { "x.npz", "text", NULL, "found 0 vocabularies", 4 }

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <zlib.h>
 
 enum { END = 22, CENTRAL = 46, LOCAL = 30, MAX_COMMENT = 65535, MAX_ENTRIES = 1 << 16 };
@@ -155,7 +154,7 @@ const char *archive_match(making *m, const archive *a, const char *folder, const
 
 int archive_has(making *m, const archive *a, const char *name) {
     const char *path = a->file.data ? NULL : making_join(m, a->path, name);
-    return a->file.data ? find(a, name) != NULL : path && access(path, F_OK) == 0;
+    return a->file.data ? find(a, name) != NULL : path && packed_exists(path);
 }
 
 static uint32_t sum_of(const uint8_t *data, uint64_t bytes) {

@@ -30,12 +30,14 @@ const stored *builder_take(builder *b, const char *name, const uint64_t dims[4])
     while (wanted.n_dims < 3 && dims[wanted.n_dims]) wanted.dims[wanted.n_dims] = dims[wanted.n_dims], wanted.n_dims++;
     stored_shape(&wanted, shape, sizeof shape);
     if (!t)
-        return making_refuse(b->m, b->file, "tensor %.90s is missing: the configuration requires shape %s", name,
+        return making_refuse(b->m, b->file,
+                             "tensor %.90s is missing: the configuration requires shape %s; download it again", name,
                              shape),
                NULL;
     if (!t->format->decode)
-        return making_unsupported(b->m, t->file, "number format %s of tensor %.80s is not supported", t->format->name,
-                                  t->own),
+        return making_refuse(b->m, t->file,
+                             "number format %s of tensor %.80s is not supported: expected F32, F16 or BF16",
+                             t->format->name, t->own),
                NULL;
     if (t->n_dims != wanted.n_dims || memcmp(t->dims, wanted.dims, t->n_dims * sizeof *t->dims) != 0)
         return making_refuse(b->m, t->file, "tensor %.80s has shape %s: the configuration requires %s", t->own,

@@ -447,7 +447,7 @@ class Reader:
         found = []
         for i, about in rows:
             if not isinstance(about, dict) or type(i) is not int or not isinstance(about.get("content"), str):
-                self.fail(f"invalid added token {short(about)}")
+                self.fail(f"invalid added token {short(about)}: expected its id and content")
             self.refuse(about, f"added token {short(about['content'])}", **FINE["added"])
             special = about.get("special", False)
             normalised = about.get("normalized", not special)
@@ -467,7 +467,7 @@ KNOWN = tables.words(ROWS["IGNORED"], "settings") | set(FINE["settings"]) | set(
 def read_settings(folder, flags=0):
     """Return the values of tokenizer_config.json, or {} if it is missing, for a tokeniser with these flags."""
     path = os.path.join(folder, "tokenizer_config.json")
-    values, reader = read_json(path) if os.path.exists(path) else {}, Reader(path)
+    values, reader = read_json(path) if os.path.lexists(path) else {}, Reader(path)
     spaced = "spaced" if flags & (PREFIX | FIRST) else "unspaced"
     reader.refuse(values, "tokeniser", **FINE["settings"], **FINE[spaced])
     reader.known(values, KNOWN)
@@ -529,6 +529,8 @@ def read_ranks(path):
     ranks = {}
     for number, line in enumerate(read_bounded(path, LARGEST_JSON, "a tiktoken file").splitlines(), 1):
         try:
+            if not re.fullmatch(rb"[A-Za-z0-9+/=]+ [0-9]{1,9}", line):
+                raise ValueError
             text, rank = line.split()
             ranks[base64.b64decode(text, validate=True)] = int(rank)
         except ValueError:
@@ -571,10 +573,11 @@ TURNS = "<start_of_turn>", "<end_of_turn>"  # special tokens of Gemma, although 
 
 def read_model(path):
     """Return [(text, score, type)] of a SentencePiece model of type BPE, and whether it puts a space before texts."""
-    reader, pieces, trainer, normaliser = Reader(path), [], {}, {}
+    reader, pieces, trainer, normaliser, whole = Reader(path), [], {}, {}, False
     data = read_bounded(path, hf_tokens.LARGEST_MODEL, "a SentencePiece model")
     try:
         for number, value in tfbundle.fields(data):
+            whole = whole or number == hf_tokens.NORMALISER and isinstance(value, bytes)
             if number == 1:
                 about = dict(tfbundle.fields(value))
                 score = struct.unpack("<f", about.get(2, bytes(4)))[0]
@@ -585,6 +588,8 @@ def read_model(path):
         reader.fail("not a SentencePiece model, or damaged")
     if not 0 < len(pieces) <= MAX_TOKENS:
         reader.fail(f"not a SentencePiece model: {len(pieces)} pieces")
+    if not whole:
+        reader.fail(hf_tokens.TRUNCATED)
     if trainer.get(3, 1) != 2:
         kind = {1: "unigram", 3: "word", 4: "char"}.get(trainer.get(3, 1), short(trainer.get(3)))
         reader.fail(f"SentencePiece models of type {kind} are not supported for decoder-only models: expected bpe")
@@ -599,7 +604,7 @@ def read_model(path):
 def class_of(folder, about, family):
     """Return the name of transformers' class for a folder's tokeniser."""
     path = os.path.join(folder, "config.json")
-    config = read_json(path) if os.path.exists(path) else {}
+    config = read_json(path) if os.path.lexists(path) else {}
     return about.get("tokenizer_class") or config.get("tokenizer_class") or dict(ROWS["CLASS"]).get(family)
 
 
@@ -613,7 +618,7 @@ def added_pieces(folder, pieces, about, special):
         known = set(contents(list(more.values()) if isinstance(more, dict) else []))
         return more_added(folder, [token for token in found if token.content not in known], about, CHARACTERS)
     paths = [os.path.join(folder, name) for name in ("special_tokens_map.json", "added_tokens.json")]
-    named, more = (read_json(path) if os.path.exists(path) else {} for path in paths)
+    named, more = (read_json(path) if os.path.lexists(path) else {} for path in paths)
     special = {x for source in (about, named) for x in contents([*source.values(), *(
         source.get("additional_special_tokens") if isinstance(source.get("additional_special_tokens"), list) else ())])}
     rows = [(i, {"content": text, "special": text in special}) for text, i in more.items()]
@@ -623,7 +628,7 @@ def added_pieces(folder, pieces, about, special):
 def model_blob(folder, vocabulary, family):
     """Pack the tokeniser of tokenizer.model."""
     path, config = (os.path.join(folder, name) for name in ("tokenizer.model", "tokenizer_config.json"))
-    reader, about = Reader(path), read_json(config) if os.path.exists(config) else {}
+    reader, about = Reader(path), read_json(config) if os.path.lexists(config) else {}
     if (name := class_of(folder, about, family)) not in CLASSES:
         reader.fail(f"tokenizer_class {short(name)} with this file is not supported: expected {CLASSES[0]} or "
                     f"{CLASSES[2]}")
@@ -657,9 +662,9 @@ def model_blob(folder, vocabulary, family):
 def tokenizer_blob(folder, vocabulary=None, family="llama"):
     """Pack the tokeniser of a folder in Hugging Face's layout; `vocabulary` is the number of token ids in the model."""
     path, ranks = os.path.join(folder, "tokenizer.json"), os.path.join(folder, "hy.tiktoken")
-    if os.path.exists(ranks) and not os.path.exists(path):
+    if os.path.lexists(ranks) and not os.path.lexists(path):
         return tiktoken_blob(ranks, vocabulary)
-    if os.path.exists(os.path.join(folder, "tokenizer.model")) and not os.path.exists(path):
+    if os.path.lexists(os.path.join(folder, "tokenizer.model")) and not os.path.lexists(path):
         return model_blob(folder, vocabulary, family)
     reader, values = Reader(path), read_json(path)
     model = values.get("model")
@@ -674,9 +679,10 @@ def tokenizer_blob(folder, vocabulary=None, family="llama"):
     reader.known(values, PARTS)
     reader.known(model, MODEL)
     start = reader.start(values.get("post_processor"))
-    rows = values.get("added_tokens") or []
+    rows = values.get("added_tokens")
+    rows = [] if rows is None else rows
     if not isinstance(rows, list):
-        reader.fail(f"invalid added_tokens {short(rows)}")
+        reader.fail(f"invalid added_tokens {short(rows)}: expected a list")
     added = reader.added([(row.get("id") if isinstance(row, dict) else None, row) for row in rows],
                          flags)
     about, tokens = read_settings(folder, flags), reader.tokens(model)

@@ -10,7 +10,7 @@
 
 enum { CONF_LARGEST = 1 << 26 };
 
-/* Parse a text; NULL after an error: invalid JSON, or far more values than its size suggests. */
+/* Parse a text; NULL after an error: invalid JSON, duplicate keys, or far more values than its size suggests. */
 cJSON *conf_parse(making *m, const char *file, const void *data, size_t length);
 /* Read a file; the caller deletes the result. NULL after an error. `file` receives its name. */
 cJSON *conf_read(making *m, const char *path, const char **file);
@@ -24,7 +24,7 @@ typedef struct conf {
     size_t n_asked, capacity;
 } conf;
 
-/* Begin to read an object, whose keys must be unique; NULL is an empty object. */
+/* Begin to read an object; NULL is an empty object. */
 int conf_begin(making *m, const char *file, const cJSON *object, conf *out);
 void conf_free(conf *c);
 

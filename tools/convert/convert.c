@@ -45,13 +45,17 @@ static size_t row_of(const char *name) {
     return row;
 }
 
-/* Return 1 for a folder with a model of CTranslate2, or with one in `model` and metadata.json, as Argos's packages. */
+/* Return 1 for a folder with a model of CTranslate2, or with one in `model` and metadata.json, as Argos's packages;
+ * also if only the names of the vocabularies tell, so that the message is about model.bin. */
 static int is_ct2(const char *folder) {
+    static const char *const names[] = { "shared_vocabulary.json", "shared_vocabulary.txt", "source_vocabulary.json",
+                                         "source_vocabulary.txt" };
     char path[PATH_BYTES];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (snprintf(path, sizeof path, "%s/%s", folder, names[i]) < (int)sizeof path && packed_exists(path)) return 1;
     if (snprintf(path, sizeof path, "%s/model.bin", folder) >= (int)sizeof path) return 0;
     if (ct2_is_model(path)) return 1;
-    if (snprintf(path, sizeof path, "%s/metadata.json", folder) >= (int)sizeof path || access(path, F_OK) != 0)
-        return 0;
+    if (snprintf(path, sizeof path, "%s/metadata.json", folder) >= (int)sizeof path || !packed_exists(path)) return 0;
     return snprintf(path, sizeof path, "%s/model/model.bin", folder) < (int)sizeof path && ct2_is_model(path);
 }
 
@@ -90,12 +94,28 @@ static const char *gguf_in(making *m, const char *folder) {
     making_failed(m, packed_list(folder, &names, m->error));
     for (size_t i = 0; i < names.n && m->status == MOE_OK; i++) {
         const char *name = names.data[i];
-        if (fnmatch("*.gguf", name, 0) != 0) continue;
+        if (fnmatch("*.gguf", name, 0) != 0 || strstr(name, "mmproj")) continue; /* an encoder of pictures */
         if (fnmatch("*-[0-9][0-9][0-9][0-9][0-9]-of-*.gguf", name, 0) == 0 && !strstr(name, "-00001-of-")) continue;
         if (found) making_refuse(m, packed_base(folder), "contains several GGUF files: name one");
         found = making_join(m, folder, name);
     }
-    if (!found && m->status == MOE_OK) making_refuse(m, packed_base(folder), "contains no first part of a GGUF file");
+    if (!found && m->status == MOE_OK)
+        making_refuse(m, packed_base(folder), "contains no GGUF file of a model, or not its first part");
+    packed_names_free(&names);
+    return found;
+}
+
+int convert_explain(const char *folder, char *out, size_t size) {
+    packed_names names = { 0 };
+    int found = 0;
+    if (packed_list(folder, &names, NULL)) return 0;
+    for (size_t i = 0; i < names.n; i++)
+        found |= packed_matches("*.safetensors *.safetensors.index.json pytorch_model* tokenizer* *config.json",
+                                names.data[i]);
+    if (found) snprintf(out, size, "config.json is missing: copy the model's whole folder");
+    for (size_t i = 0; i < names.n && !found; i++)
+        if ((found = packed_matches(packed_unfinished, names.data[i])))
+            snprintf(out, size, "%.80s is an unfinished download", names.data[i]);
     packed_names_free(&names);
     return found;
 }
@@ -103,10 +123,10 @@ static const char *gguf_in(making *m, const char *folder) {
 /* ---- Identity of a source ---- */
 
 /* Files of a folder that a conversion may read. */
-static const char *const patterns[] = { "*.json",   "*.jinja",  "*.safetensors",  "*.tiktoken", "*.model",
-                                        "*.gguf",   "*.bin",    "*.bin.gz",       "*.npz*",     "*.spm",
-                                        "*.spm.gz", "*.yml",    "*.yml.gz",       "*.yaml",     "lex.*",
-                                        "LICENSE*", "LICENCE*", "*vocabulary.txt" };
+static const char *const patterns[] = { "*.json",   "*.jinja",  "*.safetensors",   "*.tiktoken", "*.model",
+                                        "*.gguf",   "*.bin",    "*.bin.gz",        "*.npz*",     "*.spm",
+                                        "*.spm.gz", "*.yml",    "*.yml.gz",        "*.yaml",     "lex.*",
+                                        "LICENSE*", "LICENCE*", "*vocabulary.txt", "README.md" };
 
 static int is_source(const char *name) {
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
@@ -181,11 +201,26 @@ static int convert_into(making *m, const convert_options *options) {
     if (layout == CONVERT_CT2 && strcmp(name, "model.bin") == 0)
         o.path = name > o.path ? making_keep(m, o.path, (size_t)(name - o.path)) : ".";
     if (!o.path) return 0;
+    if (!layout && S_ISDIR(about.st_mode)) {
+        char why[160];
+        return making_refuse(
+            m, name, "%s",
+            convert_explain(o.path, why, sizeof why)
+                ? why
+                : "contains no published model: expected config.json, a GGUF file, or files of Marian or CTranslate2");
+    }
+    if (!layout) {
+        char begin[64] = { 0 };
+        const char *what = packed_begin(o.path, begin, sizeof begin - 1) ? packed_impostor(begin) : NULL;
+        return making_refuse(m, name, "%s",
+                             what                              ? what
+                             : fnmatch("*.gguf", name, 0) == 0 ? "not a GGUF file, or damaged"
+                                                               : "not a published model");
+    }
     return layout == CONVERT_MARIAN ? marian_convert(m, &o)
            : layout == CONVERT_GGUF ? gguf_convert(m, &o)
            : layout == CONVERT_HUB  ? hub_convert(m, &o)
-           : layout == CONVERT_CT2  ? ct2_convert(m, &o)
-                                    : making_refuse(m, packed_base(o.path), "not a published model");
+                                    : ct2_convert(m, &o);
 }
 
 /* Return 1 if `fd` is the file at `path`, which another process may have renamed or removed. */
@@ -229,10 +264,31 @@ static int convert_resumed(making *m, const convert_options *options) {
     return good;
 }
 
+/* Append what fits in a message. */
+static void say_more(moe_error *error, const char *more, const char *name) {
+    const size_t said = strlen(error->message), room = sizeof error->message - said;
+    if (snprintf(error->message + said, room, more, name) >= (int)room) error->message[said] = 0;
+}
+
+/* Add advice to the message about a damaged file, or a folder with an unfinished download. */
+static void advise(const char *path, moe_error *error) {
+    packed_names names = { 0 };
+    const size_t said = strlen(error->message);
+    if (text_ends_with(error->message, said, "damaged") || text_ends_with(error->message, said, "truncated"))
+        say_more(error, "; download it again", "");
+    if (packed_matches(packed_unfinished, path)) say_more(error, "; an unfinished download", "");
+    if (packed_list(path, &names, NULL)) return;
+    for (size_t i = 0; i < names.n; i++)
+        if (packed_matches(packed_unfinished, names.data[i]) && !strstr(error->message, "unfinished"))
+            say_more(error, "; %.80s is an unfinished download", names.data[i]);
+    packed_names_free(&names);
+}
+
 moe_status convert_model(const convert_options *options, const char *out, moe_error *error) {
     making m = { .out = out, .error = error, .note = options->note, .begin = options->begin, .user = options->user };
     const int good = options->resume ? convert_resumed(&m, options) : convert_into(&m, options);
     if (!good && m.status == MOE_OK) making_no_memory(&m);
+    if (error && (m.status == MOE_ERROR_FORMAT || m.status == MOE_ERROR_IO)) advise(options->path, error);
     making_free(&m);
     return m.status;
 }

@@ -25,6 +25,9 @@ typedef struct convert_options {
 
 typedef enum convert_layout { CONVERT_NONE, CONVERT_MARIAN, CONVERT_HUB, CONVERT_GGUF, CONVERT_CT2 } convert_layout;
 
+/* Explain why a folder is not a published model. Returns 0 if it has no files of one. */
+int convert_explain(const char *folder, char *out, size_t size);
+
 /* Guess the layout of a folder or a file by the names of its files; CONVERT_NONE if it is not a published model. */
 convert_layout convert_guess(const char *path);
 

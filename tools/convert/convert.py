@@ -677,6 +677,16 @@ def fail(message):
     sys.exit("convert.py: " + "".join(x if x.isprintable() else "\N{REPLACEMENT CHARACTER}" for x in message))
 
 
+UNFINISHED = re.compile(r".*\.(part|incomplete|crdownload|aria2|download)")
+
+
+def advice(path, text):
+    """Return what to add to a message about a damaged file, or a folder with an unfinished download."""
+    names = filter(UNFINISHED.fullmatch, sorted(os.listdir(path)) if os.path.isdir(path) else [os.path.basename(path)])
+    return "; download it again" * text.endswith(("damaged", "truncated")) + "".join(
+        f"; {name} is an unfinished download" for name in list(names)[:1])
+
+
 def main():
     args = parse_arguments()
     for number in (signal.SIGTERM, signal.SIGHUP):  # exit normally, which removes partial files
@@ -691,7 +701,11 @@ def main():
         fail(f"{args.input}: out of memory")
     except (FormatError, OSError, UnicodeError) as error:
         text = str(error).removeprefix(os.path.basename(args.input) + ": ")
-        fail(text if isinstance(error, OSError) or text.startswith(args.input) else f"{args.input}: {text}")
+        if isinstance(error, OSError):
+            text = f"{error.filename}: {error.strerror}" if error.filename else text
+        elif not text.startswith(args.input):
+            text = f"{args.input}: {text}"
+        fail(text + advice(args.input, text))
     print(f"{args.output}: {len(tensors)} tensors, {os.path.getsize(args.output):,} bytes")
 
 

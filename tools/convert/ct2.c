@@ -60,6 +60,7 @@ typedef struct ct2 {
     builder b;
     int64_t width;
     int codes; /* 1 if matrices are int8 */
+    int norms; /* 1 if norms have no beta, 2 if they have one; 0 at first */
     int before[2];
     int64_t heads[2], layers[2];
     const char *activation[2];
@@ -203,7 +204,7 @@ static int connect_scales(ct2 *c, stored *t) {
     const uint64_t n = s ? stored_elements(s) : 1;
     const int fixed = !s && c->version == 1;
     if (!fixed && (!s || s->format != stored_format_named("F32") || (n != 1 && (s->n_dims != 1 || n != t->dims[0]))))
-        return making_refuse(c->m, model_name, "%.100s has no scale per row or tensor", t->name);
+        return making_refuse(c->m, model_name, "%.100s has no scale per row or tensor: damaged", t->name);
     if (s) s->taken = 1;
     float *inverse = making_keep(c->m, NULL, (size_t)n * sizeof *inverse);
     if (!inverse) return 0;
@@ -228,7 +229,10 @@ static int read_model(ct2 *c) {
     char *path = making_join(c->m, c->folder, model_name);
     const char *in_archive = *c->folder ? path : model_name;
     reader r = { c->m, &c->model, 0 };
-    if (!path || !archive_read(c->m, &c->files, in_archive, largest_model, "a model", &c->model)) return 0;
+    if (!path) return 0;
+    if (!archive_has(c->m, &c->files, in_archive))
+        return making_refuse(c->m, model_name, "missing: copy the model's whole folder");
+    if (!archive_read(c->m, &c->files, in_archive, largest_model, "a model", &c->model)) return 0;
     if (!c->model.data) return truncated(c->m);
     c->version = take_number(&r, 4);
     if (c->m->status == MOE_OK && (c->version < OLDEST || c->version > NEWEST))
@@ -334,6 +338,10 @@ static double epsilon(ct2 *c, int beta) {
 /* Put the settings of a norm, which is `place` ("before", "after"), or NULL for a layer of its own. */
 static void put_norm(ct2 *c, const char *layer, const char *from, const char *place) {
     const int beta = has(c, NAME("%s/beta", from));
+    if (c->norms && c->norms != 1 + beta)
+        making_refuse(c->m, model_name, "%.100s/beta is %s: other norms have %s", from, beta ? "unexpected" : "missing",
+                      beta ? "none" : "one");
+    c->norms = 1 + beta;
     if (place) {
         builder_key(&c->b, layer, "residual", 1);
         builder_word(&c->b, layer, "norm", place);
@@ -668,7 +676,9 @@ static const tokens *source_tokens(const ct2 *c) { return &c->vocabularies[c->sh
 
 /* Check that a vocabulary fits the rows of an embedding, of which some may have no token. */
 static int check_size(ct2 *c, const tokens *t, int64_t rows) {
-    return (int64_t)t->n <= rows || making_refuse(c->m, t->file, "%zu tokens, but the model has %" PRId64, t->n, rows);
+    return (int64_t)t->n <= rows ||
+           making_refuse(c->m, t->file, "%zu tokens, but the model has %" PRId64 ": copy the model's whole folder",
+                         t->n, rows);
 }
 
 /* Return the id of a special token that config.json names, or that older files name in a variable. */
@@ -1269,6 +1279,8 @@ static int open_files(ct2 *c) {
 static int convert(ct2 *c) {
     static const char *const known[] = { "TransformerSpec", "TransformerBase", "TransformerBig" };
     if (!open_files(c) || !read_model(c)) return 0;
+    if (c->version >= NEWEST && !c->config.object)
+        return making_refuse(c->m, "config.json", "missing: copy the model's whole folder");
     const cJSON *packing = conf_raw(&c->config, "quantization_type");
     if (packing && !conf_is_listed(packing, "[0]"))
         return making_refuse(c->m, "config.json", "weights in AWQ are not supported: convert the model without it");

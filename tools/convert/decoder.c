@@ -54,6 +54,11 @@ static const struct {
 };
 enum { SKIPPED_ROWS = sizeof skipped_rows / sizeof *skipped_rows };
 
+const char decoder_python_types[] =
+#define PYTHON(types) types " "
+#include "tools/convert/decoder.inc"
+    "";
+
 const decoder_family *decoder_family_named(const char *name) {
     for (size_t i = 0; i < FAMILIES; i++)
         if (strcmp(families[i].name, name) == 0) return &families[i];
@@ -69,14 +74,26 @@ const decoder_family *decoder_family_of(const char *name, size_t length, int spa
     return found;
 }
 
+/* Return 1 if the previous row has this architecture, or a later one is the outer type of a type NAME_text. */
+static int is_repeated(size_t i, int architectures) {
+    const char *name = families[i].name;
+    const size_t length = strlen(name);
+    if (architectures)
+        return !*families[i].architecture || (i && strcmp(families[i].architecture, families[i - 1].architecture) == 0);
+    for (size_t k = i + 1; k < FAMILIES; k++)
+        if (text_ends_with(name, length, "_text") && text_is(name, length - 5, families[k].name)) return 1;
+    return 0;
+}
+
 const char *decoder_families(making *m, int architectures) {
     text_bytes out = { 0 };
     for (size_t i = 0; i < FAMILIES; i++) {
-        const char *name = architectures ? families[i].architecture : families[i].name;
-        if (!*name || (architectures && i && strcmp(name, families[i - 1].architecture) == 0)) continue;
-        text_append_string(&out, i ? ", " : "");
-        text_append_string(&out, name);
+        if (is_repeated(i, architectures)) continue;
+        text_append_string(&out, architectures ? families[i].architecture : families[i].name);
+        text_append_string(&out, " ");
     }
+    if (!architectures) text_append_string(&out, decoder_python_types);
+    while (out.length && out.data[out.length - 1] == ' ') out.data[--out.length] = 0;
     const char *list = making_keep(m, out.failed ? "" : out.data, out.failed ? 0 : out.length);
     text_bytes_free(&out);
     return list ? list : "";

@@ -33,7 +33,8 @@ typedef struct decoder_family {
 /* Return the family of a model_type, or of GGUF's architecture for a file with or without experts; NULL if unknown. */
 const decoder_family *decoder_family_named(const char *name);
 const decoder_family *decoder_family_of(const char *name, size_t length, int sparse);
-/* List the model types, or GGUF's architectures, for messages. */
+extern const char decoder_python_types[]; /* model types that only convert.py reads, separated by spaces */
+/* List all model types, of which X stands for X_text too, or GGUF's architectures, for messages. */
 const char *decoder_families(making *m, int architectures);
 
 /* The configuration of a network. */

@@ -35,7 +35,7 @@ ABOUT = {name: types.SimpleNamespace(norm=norm, tied=bool(tied), epsilon=epsilon
          for name, _, _, norm, tied, epsilon, dense, biased, windowed, gemma, delta in ROWS["FAMILY"]}
 SKIPPED = [(what, tuple(prefixes.split())) for what, prefixes in ROWS["SKIPPED"]]
 MAX_POSITIONS = 1 << 15  # rows of the position table: translations are shorter than the published context lengths
-DEFAULT_LIMIT = 512
+DEFAULT_LIMIT, MOST = 512, (1 << 31) - 1
 NO_EFFECT = hf.NO_EFFECT | tables.words(ROWS["IGNORED"], "decoder")
 MIXTURE_KEYS = tables.words(ROWS["IGNORED"], "dense")
 ROPE_NO_EFFECT = tables.words(ROWS["IGNORED"], "rope")
@@ -48,7 +48,7 @@ def is_decoder(folder):
     path = os.path.join(folder, "config.json")
     if not os.path.isdir(folder):
         return False
-    if not os.path.exists(path):
+    if not os.path.lexists(path):
         raise FormatError(f"{folder}: " + ("config.json is missing: not a model in Hugging Face's layout"
                                            if os.listdir(folder) else "the folder is empty"))
     found = read_json(path).get("model_type")
@@ -71,7 +71,7 @@ def read_frequencies(c, m):
     new, old = c.raw("rope_parameters"), c.raw("rope_scaling")
     for key, value in (("rope_parameters", new), ("rope_scaling", old)):
         if value is not None and not isinstance(value, dict):
-            raise FormatError(f"{c.path}: {key} is {short(value)}, which is not supported")
+            raise FormatError(f"{c.path}: {key} is {short(value)}, which is not supported: expected an object")
     about = {**(old or {}), **(new or {})}
     inside = hf.Config(f"{c.path}: rope_parameters", about)
     given = inside if about.get("rope_theta") is not None else c
@@ -116,7 +116,7 @@ def slower(c, frequencies):
 
 def read_windows(c, m):
     """Read Gemma's windows and the frequencies of the layers that have one."""
-    pattern = first_of(c, ("sliding_window_pattern", "_sliding_window_pattern"), int, 6, least=1)
+    pattern = first_of(c, ("sliding_window_pattern", "_sliding_window_pattern"), int, 6, least=1, most=MOST)
     sliding, full = "sliding_attention", "full_attention"
     kinds = c.raw("layer_types", [sliding if (i + 1) % pattern else full for i in range(m.layers)])
     if not isinstance(kinds, list) or len(kinds) != m.layers or any(x not in (sliding, full) for x in kinds):
@@ -161,8 +161,8 @@ def read_delta(c, m):
         about = hf.Config(c.path, {**c.values, **(inside if isinstance(inside, dict) else {})})
         m.turned = int(m.head * about.get("partial_rotary_factor", float, 0.25, least=0.0, most=1.0))
         if m.turned < 2 or m.turned % 2:
-            raise FormatError(f"{c.path}: rope_parameters: partial_rotary_factor: {m.turned} of {m.head} columns, not "
-                              "an even number")
+            raise FormatError(f"{c.path}: rope_parameters: partial_rotary_factor: {m.turned} of {m.head} columns; "
+                              "expected an even number")
     m.frequencies = read_frequencies(c, m)
 
 
@@ -238,13 +238,13 @@ def text_part(c):
 
 def read_config(c):
     family = c.get("model_type", str)
-    given = c.raw("architectures") or [FAMILIES[family]]
+    given = c.raw("architectures", [FAMILIES[family]])
     if given != [FAMILIES[family]]:
         raise FormatError(f"{c.path}: architectures {short(given)} is not supported: expected {FAMILIES[family]}")
     rows = [row for row in ROWS["ONLY"] if not row[0] or family in row[0].split()]
     for key, values in tables.choices(rows).items():
         c.only(key, *values)
-    m = types.SimpleNamespace(family=family, scale_block=fp8.scale_block(c),
+    m = types.SimpleNamespace(path=c.path, family=family, scale_block=fp8.scale_block(c),
                               width=c.get("hidden_size", int, least=1, most=1 << 20),
                               layers=c.get("num_hidden_layers", int, least=1, most=256),
                               heads=c.get("num_attention_heads", int, least=1, most=1 << 16),
@@ -365,7 +365,7 @@ def canonical_names(stored, m, say):
         for published, own in ROWS["SPELLING"]:
             canonical = canonical.replace(published, own)
         if canonical in out:
-            raise FormatError(f"tensors {name} and {out[canonical].name} are the same tensor under two names")
+            raise FormatError(f"{t.file}: tensors {name} and {out[canonical].name} are the same tensor under two names")
         out[canonical] = t
     for what, count in more.items():
         if count:
@@ -373,8 +373,8 @@ def canonical_names(stored, m, say):
     for layer in sorted(skipped):
         names = [name for name in stored if name.startswith(f"model.layers.{layer}.")]
         if not any("eh_proj" in name for name in names):
-            raise FormatError(f"tensor {names[0]}: num_hidden_layers is {m.layers}, and only layers with eh_proj, which "
-                              "predict further tokens, may follow")
+            raise FormatError(f"{stored[names[0]].file}: tensor {names[0]}: num_hidden_layers is {m.layers}, and only "
+                              "layers with eh_proj, which predict further tokens, may follow")
         say(f"skipping layer {layer}, which predicts further tokens")
     return out
 
@@ -535,7 +535,7 @@ def build(m, config, generation, stored, tokens, files, say):
     add_end(decode, tokens, say)
     if m.places < m.context:
         say(f"limiting positions to {m.places} of the model's {m.context}")
-    b = hf.Builder(fp8.connect_scales(canonical_names(stored, m, say), m.scale_block, say))
+    b = hf.Builder(fp8.connect_scales(canonical_names(stored, m, say), m.scale_block, say), m.path)
     put_embeddings(b, m, say)
     for i in range(m.layers):
         put_layer(b, m, i)

@@ -33,14 +33,14 @@ def files_of(path):
     """Return the files of a checkpoint, given the prefix or one file: shared weights first, then ranks from 0."""
     prefix = re.sub(r"(-shared|-rank-[0-9]+)?(\.pt)?\Z", "", path)
     shared = prefix + "-shared.pt"
-    if not os.path.exists(shared):
-        return [path if os.path.exists(path) else prefix + ".pt"]
+    if not os.path.lexists(shared):
+        return [path if os.path.lexists(path) else prefix + ".pt"]
     folder, start = os.path.split(prefix)
     ranks = [re.fullmatch(re.escape(start) + r"-rank-([0-9]{1,6})\.pt", name) for name in os.listdir(folder or ".")]
     count = 1 + max((int(rank[1]) for rank in ranks if rank), default=-1)
     out = [f"{prefix}-rank-{k}.pt" for k in range(count)]
     for name in out:
-        if not os.path.exists(name):
+        if not os.path.lexists(name):
             raise FormatError(f"{name} is missing: the last rank is {count - 1}")
     if not out:
         raise FormatError(f"{prefix}-rank-0.pt is missing: {shared} requires it")

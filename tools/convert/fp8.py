@@ -43,7 +43,7 @@ class Scaled(hf.Stored):
             with np.errstate(over="ignore"):
                 x = x * self.scales[np.arange(at, at + len(x)) // self.block[0]][:, columns]
             if not np.isfinite(x).all():
-                raise FormatError(f"tensor {self.name} contains values that are not finite")
+                raise FormatError(f"{self.file}: tensor {self.name} contains values that are not finite")
             yield x
             at += len(x)
 
@@ -71,9 +71,9 @@ def scale_block(c):
 def connected(t, scales, block):
     """Return a matrix with its scales."""
     if len(t.shape) != 2 or 0 in t.shape:
-        raise FormatError(f"tensor {t.name} {list(t.shape)}: only matrices are supported in FP8")
+        raise FormatError(f"{t.file}: tensor {t.name} {list(t.shape)}: only matrices are supported in FP8")
     if not scales.known():
-        raise FormatError(f"number format {scales.kind} of tensor {scales.name} is not supported")
+        raise FormatError(f"{scales.file}: number format {scales.kind} of tensor {scales.name} is not supported")
     rows, columns = t.shape
     blocks = (rows - 1) // block[0] + 1, (columns - 1) // block[1] + 1
     n = int(np.prod(scales.shape, dtype=np.int64))
@@ -82,8 +82,8 @@ def connected(t, scales, block):
     elif n == rows == scales.shape[0]:
         block, blocks = (1, columns), (rows, 1)
     elif scales.shape != blocks:
-        raise FormatError(f"tensor {scales.name} has shape {list(scales.shape)}: expected one scale, one per row, or "
-                          f"one per {block[0]} x {block[1]} numbers")
+        raise FormatError(f"{scales.file}: tensor {scales.name} has shape {list(scales.shape)}: expected one scale, "
+                          f"one per row, or one per {block[0]} x {block[1]} numbers")
     with scales.open() as file:
         size = n * np.dtype(hf.DTYPES[scales.kind]).itemsize
         data = file.read(size)
@@ -101,7 +101,8 @@ def connect_scales(stored, block, say):
         if t.kind in TABLES:
             found = [name + end for end in ("_scale", "_scale_inv") if name + end in stored][:1]
             if not found:
-                raise FormatError(f"tensor {t.name} is in FP8 and has no scale ({t.name}_scale)")
+                raise FormatError(f"{t.file}: tensor {t.name} is in FP8 and has no scale ({t.name}_scale); "
+                                  "download it again")
             scales.update(found)
             t = connected(t, stored[found[0]], block)
         out[name] = t

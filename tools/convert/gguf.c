@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { MAX_KEYS = 4096, MAX_TENSORS = 1 << 16, MAX_PARTS = 1000, MAX_NAME = 1024, MAX_TEXT = 1 << 26, ALIGNMENT = 32 };
 enum { LARGEST_TEMPLATE = 1 << 18, SHORT = 64, KEY = 128 };
@@ -193,9 +192,9 @@ static int take_entry(header *h, size_t number, entry *e) {
     if (!stored_elements(t)) return making_refuse(h->m, h->file, "tensor %.100s has an invalid shape: damaged", t->own);
     t->format = stored_format_ggml(format);
     if (!t->format)
-        return making_unsupported(h->m, h->file,
-                                  "tensor %.80s has number format %" PRIu32 " of GGUF, which has no reader in C",
-                                  t->own, format);
+        return making_refuse(h->m, h->file,
+                             "tensor %.80s has unknown number format %" PRIu32 ": expected Q8_0 or another known one",
+                             t->own, format);
     if (!t->format->decode && t->format->numbers > 1)
         return making_unsupported(h->m, h->file, "number format %s of tensor %.80s has no reader in C", t->format->name,
                                   t->own);
@@ -327,11 +326,13 @@ static int missing(gguf *g, const char *key) {
 /* Read an integer from `least` to `most`. */
 static int64_t whole_key(gguf *g, const char *key, int64_t otherwise, int64_t least, int64_t most) {
     value first;
+    char more[80];
     const value *v = find_scalar(g, key, &first);
     if (!v && otherwise == NONE) return missing(g, key), least;
     if (!v) return otherwise;
     if (is_whole(v->type) && v->integer >= least && v->integer <= most) return v->integer;
-    return refuse_value(g, v, ""), least; /* callers multiply it before they look at the status */
+    snprintf(more, sizeof more, ": expected %" PRId64 " to %" PRId64, least, most);
+    return refuse_value(g, v, more), least; /* callers multiply it before they look at the status */
 }
 
 /* Read a number; a NaN as `otherwise` makes the key required. */
@@ -793,6 +794,10 @@ static const struct {
 #include "tools/convert/decoder.inc"
 };
 enum { PRE_ROWS = sizeof pre_rows / sizeof *pre_rows };
+static const char pre_names[] =
+#define PRE(name, ...) " " name
+#include "tools/convert/decoder.inc"
+    ;
 
 /* Return the number of words in end_names before "bos". */
 static size_t count_ends(void) {
@@ -877,6 +882,7 @@ static int is_text(const value *v, const char *text) {
 static int read_pre(gguf *g) {
     const value *model = find(g, "tokenizer.ggml.model"), *pre = find(g, "tokenizer.ggml.pre");
     pack_parts *parts = &g->tokens.parts;
+    char text[SHORT];
     size_t row = 0;
     if (is_text(model, "llama")) {
         const int spaced = flag_key(g, "tokenizer.ggml.add_space_prefix", 1);
@@ -888,7 +894,11 @@ static int read_pre(gguf *g) {
     if (flag_key(g, "tokenizer.ggml.add_space_prefix", 0))
         refuse_value(g, find(g, "tokenizer.ggml.add_space_prefix"), ": prompts would differ");
     while (row < PRE_ROWS && !is_text(pre, pre_rows[row].name)) row++;
-    if (row == PRE_ROWS) return pre ? refuse_value(g, pre, "") : missing(g, "tokenizer.ggml.pre"), -1;
+    if (row == PRE_ROWS && !pre) return missing(g, "tokenizer.ggml.pre"), -1;
+    if (row == PRE_ROWS)
+        return making_refuse(g->m, g->h.file, "tokenizer.ggml.pre is %s, which is not supported: expected%s",
+                             shown(pre, text), pre_names),
+               -1;
     for (const char *p = pre_rows[row].expressions; *p;) {
         const size_t length = strcspn(p, " ");
         parts->expressions[parts->n_expressions++] = pack_expression(p, length);
@@ -1197,7 +1207,7 @@ static int read_parts(gguf *g, const char *path) {
         if (!part) return 0;
         snprintf(part + length - tail + 1, tail, "%05u-of-%05u.gguf", (unsigned)(i + 1) % 100000u,
                  (unsigned)count % 100000u);
-        if (access(part, F_OK) != 0)
+        if (!packed_exists(part))
             return making_refuse(g->m, packed_base(part), "missing: %s is one of %" PRId64 " parts", name, count);
         if (!making_failed(g->m,
                            packed_open(part, largest_file, "a model", g->m->out, &g->files[g->n_files], g->m->error)))
@@ -1258,8 +1268,8 @@ static int read_family(gguf *g) {
     char text[SHORT];
     g->d.family = v && v->type == STRING ? decoder_family_of(v->text.data, v->text.length, has_experts(g)) : NULL;
     if (!g->d.family)
-        return making_unsupported(g->m, g->h.file, "general.architecture %s has no reader in C: expected %s",
-                                  v ? shown(v, text) : "(missing)", decoder_families(g->m, 1));
+        return making_refuse(g->m, g->h.file, "unknown general.architecture %s: expected %s",
+                             v ? shown(v, text) : "(missing)", decoder_families(g->m, 1));
     snprintf(g->architecture, sizeof g->architecture, "%s", g->d.family->architecture);
     return 1;
 }
@@ -1318,16 +1328,17 @@ moe_span gguf_text(moe_span begin, const char *key) {
     return (moe_span){ NULL, 0 };
 }
 
-static void no_reader(const char *what, moe_span name, char *why, size_t size) {
+static int not_supported(const char *what, moe_span name, char *why, size_t size) {
     char shown[41];
     size_t n = 0;
     for (; n < name.length && n < sizeof shown - 1; n++)
         shown[n] = (char)(name.data[n] > ' ' && name.data[n] < 0x7f ? name.data[n] : '?');
     shown[n] = 0;
-    snprintf(why, size, "its %s %s has no reader in C", what, shown);
+    snprintf(why, size, "its %s %s is not supported", what, shown);
+    return 0;
 }
 
-void gguf_check(moe_span begin, const char *file, char *why, size_t size) {
+int gguf_check(moe_span begin, const char *file, char *why, size_t size) {
     const moe_span architecture = gguf_text(begin, "general.architecture"),
                    model = gguf_text(begin, "tokenizer.ggml.model"), pre = gguf_text(begin, "tokenizer.ggml.pre"),
                    template = gguf_text(begin, "tokenizer.chat_template"), own = gguf_text(begin, "general.name");
@@ -1335,7 +1346,7 @@ void gguf_check(moe_span begin, const char *file, char *why, size_t size) {
     size_t row = 0;
     int known = 0;
     *why = 0;
-    if (!architecture.data) return;
+    if (!architecture.data) return 1;
     snprintf(name, sizeof name, "%.250s %.*s", file, (int)(own.length < 250 ? own.length : 250),
              own.data ? own.data : "");
     for (int sparse = 0; sparse < 2; sparse++) {
@@ -1345,12 +1356,13 @@ void gguf_check(moe_span begin, const char *file, char *why, size_t size) {
     }
     const int characters = model.data && text_is(model.data, model.length, "llama");
     while (row < PRE_ROWS && !(pre.data && text_is(pre.data, pre.length, pre_rows[row].name))) row++;
-    if (!known) no_reader("architecture", architecture, why, size);
-    else if (model.data && !characters && !text_is(model.data, model.length, "gpt2"))
-        no_reader("tokeniser", model, why, size);
-    else if (pre.data && (characters ? !text_is(pre.data, pre.length, "default") : row == PRE_ROWS))
-        no_reader("tokeniser", pre, why, size);
-    else if (known == 1) snprintf(why, size, "its chat template is unknown here");
+    if (!known) return not_supported("architecture", architecture, why, size);
+    if (model.data && !characters && !text_is(model.data, model.length, "gpt2"))
+        return not_supported("tokeniser", model, why, size);
+    if (pre.data && (characters ? !text_is(pre.data, pre.length, "default") : row == PRE_ROWS))
+        return not_supported("tokeniser", pre, why, size);
+    if (known == 1) snprintf(why, size, "its chat template is unknown here");
+    return 1;
 }
 
 int gguf_convert(making *m, const convert_options *options) {

@@ -10,7 +10,8 @@ int gguf_convert(making *m, const convert_options *options);
 
 /* Return the text of a key in the first bytes of a file; data NULL if they do not contain it. */
 moe_span gguf_text(moe_span begin, const char *key);
-/* Write why gguf_convert does not support a file, as far as its name and first bytes show, or "". */
-void gguf_check(moe_span begin, const char *file, char *why, size_t size);
+/* Write why gguf_convert does not support a file, as far as its name and first bytes show, or "". Returns 1 if the
+ * Python converter may support it. */
+int gguf_check(moe_span begin, const char *file, char *why, size_t size);
 
 #endif

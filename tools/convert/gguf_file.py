@@ -162,8 +162,8 @@ def open_gguf(path):
         values, stored = {}, {}
         for i in range(keys):
             key = h.text(f"key {i + 1}", MAX_NAME)
-            if key in values:
-                h.fail(f"duplicate key {short(key)}")
+            if key in values or "\0" in key:
+                h.fail(f"duplicate or invalid key {short(key)}")
             values[key] = h.value(short(key))
         entries = [tensor_entry(h, i) for i in range(count)]
         alignment = values.get("general.alignment", ALIGNMENT)
@@ -179,7 +179,9 @@ def open_gguf(path):
         if shape[-1] % block[0]:
             h.fail(f"tensor {name} {list(shape)}: row length is not a multiple of {block[0]}, the block size of {kind}")
         size = math.prod(shape) // block[0] * block[1]
-        if name in stored or offset != expected or offset + size > h.size - start:
+        if name in stored:
+            h.fail(f"tensor {name} is in the file twice")
+        if offset != expected or offset + size > h.size - start:
             h.fail(f"tensor {name} has an invalid offset or size: truncated or damaged")
         expected = moefile.round_up(offset + size, alignment)
         stored[name] = Blocks(name, shape, kind, path, start + offset, block if dequantised(kind) else None)
@@ -218,7 +220,7 @@ def open_parts(path):
                           f"-00001-of-{count:05d}.gguf etc.")
     paths, all_tensors = [f"{found[1]}-{i + 1:05d}-of-{count:05d}.gguf" for i in range(count)], {}
     for i, piece in enumerate(paths):
-        if not os.path.exists(piece):
+        if not os.path.lexists(piece):
             raise FormatError(f"{piece} is missing: {path} is one of {count} parts")
         some, tensors = open_gguf(piece)
         values = some if i == 0 else values

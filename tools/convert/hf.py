@@ -27,7 +27,7 @@ from moefile import FormatError, open_regular
 
 BLOCK = 1 << 24  # approximate number of values per block
 LARGEST_HEADER, LARGEST_DIMENSION = 1 << 25, 1 << 40
-AGAIN = "Download it again"
+AGAIN = "download it again"
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 SIZES = {**{kind: np.dtype(d).itemsize for kind, d in DTYPES.items()}, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
          "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "U32": 4, "U64": 8}
@@ -88,7 +88,7 @@ class Stored:
                     raise FormatError(f"{self.file}: tensor {self.name} is truncated")
                 x = self.numbers(data)
                 if not np.isfinite(x).all():
-                    raise FormatError(f"tensor {self.name} contains values that are not finite")
+                    raise FormatError(f"{self.file}: tensor {self.name} contains values that are not finite")
                 yield x.reshape(count, *self.shape[1:])
 
     def part(self, index, begin, end):
@@ -116,41 +116,45 @@ def read_safetensors(path):
         size, start = os.fstat(file.fileno()).st_size, file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if len(start) == 8 and size - 8 < length <= LARGEST_HEADER:
-            raise FormatError(f"{path} is truncated: {size} bytes, but its header alone has {length}. {AGAIN}")
+            raise FormatError(f"{path} is truncated: {size} bytes, but its header alone has {length}; {AGAIN}")
         if not 2 <= length <= LARGEST_HEADER:
-            raise FormatError(f"{path}: not a safetensors file")
+            raise FormatError(f"{path}: not a safetensors file: {AGAIN}")
         try:
-            header = parse_json(file.read(length), lambda pairs: pairs)
+            header = parse_json(file.read(length), tuple)
         except ValueError:
-            raise FormatError(f"{path}: the header is not valid JSON or contains too many values") from None
-    if not isinstance(header, list) or not all(isinstance(x, tuple) for x in header) \
-            or len({name for name, _ in header}) != len(header):
-        raise FormatError(f"{path}: the header is not an object, or has duplicate tensors")
+            raise FormatError(f"{path}: the header is not valid JSON, or too many values: {AGAIN}") from None
+    if not isinstance(header, tuple):
+        raise FormatError(f"{path}: the header is not an object: {AGAIN}")
+    last = dict(header)
+    for name, about in header:
+        if last[name] is not about:
+            raise FormatError(f"{path}: duplicate key {name}")
     out, spans = {}, []
     for name, about in header:
         if name == "__metadata__":
             continue
-        about = dict(about) if isinstance(about, list) and all(isinstance(x, tuple) for x in about) else {}
+        about = dict(about) if isinstance(about, tuple) and len(dict(about)) == len(about) else {}
         kind, shape, place = about.get("dtype"), about.get("shape"), about.get("data_offsets")
         if not (isinstance(shape, list) and isinstance(place, list) and len(place) == 2
                 and len(shape) <= torchfile.MAX_DIMENSIONS
                 and all(type(x) is int and 0 <= x < LARGEST_DIMENSION for x in shape + place)):
-            raise FormatError(f"{path}: tensor {name} lacks a valid dtype, shape or data_offsets")
+            raise FormatError(f"{path}: tensor {name} lacks a valid dtype, shape or data_offsets: {AGAIN}")
         if not isinstance(kind, str) or kind not in SIZES:
-            raise FormatError(f"{path}: tensor {name} has unknown number format {short(kind)}")
+            raise FormatError(f"{path}: tensor {name} has number format {short(kind)}, which is not supported: use the "
+                              "model in FP8, as GGUF, or unquantised")
         begin, end = place
         if end - begin != math.prod(shape) * SIZES[kind]:
-            raise FormatError(f"{path}: tensor {name} has an invalid offset or size: damaged")
+            raise FormatError(f"{path}: tensor {name} has an invalid offset or size: {AGAIN}")
         spans.append((begin, end, name))
         out[name] = Stored(name, shape, kind, path, lambda at=8 + length + begin: open_at(path, at), (path, begin, end))
     at = 0
     for begin, end, name in sorted(spans):
         if begin != at:
-            raise FormatError(f"{path}: tensor {name} overlaps another, or follows a gap")
+            raise FormatError(f"{path}: tensor {name} overlaps another, or follows a gap: {AGAIN}")
         at = end
     if size != 8 + length + at:
         raise FormatError(f"{path} is {'truncated' if size < 8 + length + at else 'damaged'}: {size} bytes, but its "
-                          f"tensors end at {8 + length + at}. {AGAIN}")
+                          f"tensors end at {8 + length + at}; {AGAIN}")
     return out
 
 
@@ -186,9 +190,10 @@ def stored_tensors(path, state):
     return out
 
 
-KINDS = (("model.safetensors", read_safetensors), ("pytorch_model.bin", read_torch))
+READERS = (("model.safetensors", read_safetensors), ("pytorch_model.bin", read_torch))
 ELSEWHERE = (  # files of other programs, and advice
-    (r".*\.gguf", "convert it with --from gguf"), (r".*\.npz|model\..*\.bin", "convert it with --from marian"),
+    (r"model-.*-of-.*\.safetensors", "copy its index too, model.safetensors.index.json"),
+    (r".*\.gguf", "name that file"), (r".*\.npz|model\..*\.bin", "convert it with --from marian"),
     (r".*\.pt", "convert it with --from fairseq"),
     (r"tf_model\.h5|flax_model\.msgpack|rust_model\.ot|.*\.onnx", "load and save it with transformers in PyTorch"),
     (r".*\.(safetensors|bin)", "rename it to model.safetensors or pytorch_model.bin if it holds all weights"))
@@ -200,19 +205,21 @@ def no_weights(folder):
         found = sorted(name for name in os.listdir(folder) if re.fullmatch(pattern, name))
         if found:
             return FormatError(f"{folder} contains no weights in Hugging Face's layout, but {found[0]}: {advice}")
-    return FormatError(f"{folder} contains neither {' nor '.join(name for name, _ in KINDS)}, whole or in shards")
+    names = " nor ".join(name for name, _ in READERS)
+    return FormatError(f"{folder} contains neither {names}, whole or in shards: copy the model's whole folder")
 
 
 def read_shards(folder, index, read, say):
     """Return the tensors of all shards in an index. Like transformers, also use tensors that it does not list."""
     weight_map, index = read_json(index).get("weight_map"), os.path.basename(index)
     if not isinstance(weight_map, dict) or not weight_map or not all(
-            isinstance(file, str) and file and os.path.basename(file) == file for file in weight_map.values()):
-        raise FormatError(f"{index}: no weight_map from tensors to files in this folder")
+            isinstance(file, str) and file not in ("", ".", "..") and os.path.basename(file) == file
+            for file in weight_map.values()):
+        raise FormatError(f"{index}: no weight_map from tensors to files in this folder: {AGAIN}")
     shards, out = {}, {}
     for tensor, file in weight_map.items():
         if file not in shards:
-            if not os.path.exists(os.path.join(folder, file)):
+            if not os.path.lexists(os.path.join(folder, file)):
                 raise FormatError(f"shard {file} is missing: {index} lists it for {tensor}")
             shards[file] = read(os.path.join(folder, file))
         if tensor not in shards[file]:
@@ -232,14 +239,14 @@ def read_shards(folder, index, read, say):
 
 def open_checkpoint(folder, say=lambda message: None):
     """Return the stored tensors of one file or of all shards, by name."""
-    if os.path.exists(os.path.join(folder, "adapter_config.json")):
+    if os.path.lexists(os.path.join(folder, "adapter_config.json")):
         raise FormatError(f"{folder} contains an adapter (adapter_config.json), which is not supported: merge it into "
                           "the model first")
-    for name, read in KINDS:
+    for name, read in READERS:
         path = os.path.join(folder, name)
-        if os.path.exists(path):
+        if os.path.lexists(path):
             return read(path)
-        if os.path.exists(path + ".index.json"):
+        if os.path.lexists(path + ".index.json"):
             return read_shards(folder, path + ".index.json", read, say)
     raise no_weights(folder)
 
@@ -252,7 +259,15 @@ FAMILIES = {"m2m_100": ("m2m", ("M2M100ForConditionalGeneration", "M2M100Model")
             "marian": ("marian", ("MarianMTModel", "MarianModel")), "t5": ("t5", ("T5ForConditionalGeneration",)),
             "mt5": ("t5", ("MT5ForConditionalGeneration",)), "umt5": ("t5", ("UMT5ForConditionalGeneration",)),
             "switch_transformers": ("t5", ("SwitchTransformersForConditionalGeneration",))}
+KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
+
+
+def expected(kind, least, most):
+    """Describe a value for a message."""
+    if least is None or most is None:
+        return KINDS[kind] + (f" of {least} or more" if least is not None else "")
+    return f"{least:g} to {most:g}" if kind is float else f"{least} to {most}"
 
 
 class Config:
@@ -276,7 +291,8 @@ class Config:
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind or least is not None and value < least or most is not None and value > most:
-            raise FormatError(f"{self.path}: {key} is {short(value)}, which is not supported")
+            raise FormatError(f"{self.path}: {key} is {short(value)}, which is not supported: expected "
+                              f"{expected(kind, least, most)}")
         return value
 
     def choose(self, key, table):
@@ -304,7 +320,7 @@ class Config:
 ROWS = tables.read("decoder.inc")
 NO_EFFECT = tables.words(ROWS["IGNORED"], "config")
 # Keys with only one supported value, listed with its synonyms; the default is the first.
-ONLY = {"is_encoder_decoder": (True,), "quantization_config": (None,), "is_decoder": (False,),
+ONLY = {"is_encoder_decoder": (True,), "is_decoder": (False,),
         "tie_encoder_decoder": (False,), "pruned_heads": (None, {}), "prefix": (None, ""), "auto_map": (None,),
         "task_specific_params": (None, {}), "force_bos_token_to_be_generated": (False,)}
 NOT_IN_MARIAN = {"normalize_before": (False,), "normalize_embedding": (False,), "add_final_layer_norm": (False,)}
@@ -314,15 +330,24 @@ DEFAULTS = {"m2m": {**SPECIAL, "scale_embedding": True}, "mixture": {**SPECIAL, 
             "marian": {"eos_token_id": 0, "forced_eos_token_id": 0, "activation_function": "gelu"}}
 
 
+def refuse_quantised(c):
+    about = c.raw("quantization_config")
+    if about is not None:
+        method = about.get("quant_method") if isinstance(about, dict) else about
+        raise FormatError(f"{c.path}: quantization_config: quant_method {short(method)} is not supported: use the "
+                          "unquantised model")
+
+
 def read_config(c):
     """Return the checkpoint's configuration as a namespace."""
     family, architectures = c.choose("model_type", FAMILIES)
     c.values = {**DEFAULTS[family], **c.values}
-    given = c.raw("architectures") or [architectures[0]]
+    given = c.raw("architectures", [architectures[0]])
     if not isinstance(given, list) or len(given) != 1 or given[0] not in architectures:
         raise FormatError(f"{c.path}: architectures {short(given)} is not supported: expected "
                           f"{' or '.join(architectures)}")
-    m = types.SimpleNamespace(family=family, width=c.get("d_model", int, least=4, most=1 << 20), sides={}, shared=True,
+    m = types.SimpleNamespace(path=c.path, family=family, sides={}, shared=True,
+                              width=c.get("d_model", int, least=4, most=1 << 20),
                               vocabulary=c.get("vocab_size", int, least=4, most=1 << 24), experts=0,
                               tokenizer_class=c.raw("tokenizer_class"))
     m.source_vocabulary = m.vocabulary
@@ -344,6 +369,7 @@ def read_config(c):
     m.eos = c.get("eos_token_id", int, least=0, most=m.vocabulary - 1)
     m.start = c.raw("decoder_start_token_id")
     m.tied = c.get("tie_word_embeddings", bool, True)
+    refuse_quantised(c)
     for key, values in {**ONLY, **(NOT_IN_MARIAN if family == "marian" else {})}.items():
         c.only(key, *values)
     if family == "mixture":
@@ -449,11 +475,10 @@ def decode_meta(c, m, tokens, say=lambda message: None):
     check_forced_start(c, tokens, say)
     meta = {"token.bos": start, "token.eos": ends[0], "decode.rules": "hf",
             "decode.beam": c.get("num_beams", int, 1, least=1, most=moefile.MAX_BEAM),
-            "decode.length_penalty": c.get("length_penalty", float, 1.0, most=100.0), "decode.length_constant": 0.0,
+            "decode.length_penalty": c.get("length_penalty", float, 1.0, least=0.0, most=100.0),
+            "decode.length_constant": 0.0,
             "decode.early_stopping": int(c.get("early_stopping", bool, False)),
             "decode.max_new": longest_of(c, m, say)}
-    if meta["decode.length_penalty"] < 0:
-        raise FormatError(f"{c.path}: length_penalty is negative")
     if ends[1:]:
         meta["token.ends"] = np.array(ends[1:], np.int64)
     if c.raw("forced_eos_token_id") is not None:
@@ -496,24 +521,29 @@ def check_positions(b, m):
         at = 0
         for block in b.take(name, m.positions, m.width).read(4096) if name in b.stored else ():
             if np.abs(block - marian_positions(at, len(block), m.width)).max() > 0.01:
-                raise FormatError(f"tensor {name} contains learned positions, which are not supported")
+                raise FormatError(f"{b.stored[name].file}: tensor {name} contains learned positions, which are not "
+                                  "supported")
             at += len(block)
 
 
 class Builder:
     """Take tensors of a checkpoint by name and shape, and add them under their names in the model file."""
 
-    def __init__(self, stored):
-        self.stored, self.taken, self.meta, self.tensors = stored, set(), {}, {}
+    def __init__(self, stored, file):
+        """file: the name of the file that describes the model, for messages."""
+        self.stored, self.file, self.taken, self.meta, self.tensors = stored, file, set(), {}, {}
 
     def take(self, name, *shape):
         t = self.stored.get(name)
         if t is None:
-            raise FormatError(f"tensor {name} is missing: the configuration requires shape {list(shape)}")
+            raise FormatError(f"{self.file}: tensor {name} is missing: the configuration requires shape {list(shape)}; "
+                              f"{AGAIN}")
         if not t.known():
-            raise FormatError(f"number format {t.kind} of tensor {t.name} is not supported: expected F32, F16 or BF16")
+            raise FormatError(f"{t.file}: number format {t.kind} of tensor {t.name} is not supported: expected F32, "
+                              "F16 or BF16")
         if t.shape != shape:
-            raise FormatError(f"tensor {t.name} has shape {list(t.shape)}: the configuration requires {list(shape)}")
+            raise FormatError(f"{t.file}: tensor {t.name} has shape {list(t.shape)}: the configuration requires "
+                              f"{list(shape)}")
         self.taken.add(name)
         return t
 
@@ -521,7 +551,8 @@ class Builder:
         """Reject tensors that were neither taken nor ignored."""
         for name, t in self.stored.items():
             if name not in self.taken and not ignored.match(name):
-                raise FormatError(f"unexpected tensor {t.name} {list(t.shape)}: not described by the configuration")
+                raise FormatError(f"{t.file}: unexpected tensor {t.name} {list(t.shape)}: not described by the "
+                                  "configuration")
 
     def put(self, name, *stored):
         self.tensors[name] = Rows((sum(t.shape[0] for t in stored), *stored[0].shape[1:]), [t.read for t in stored])
@@ -603,7 +634,7 @@ def put_tied(b, m, name, names, vocabulary, say):
         rows = max(1, BLOCK // m.width)
         if other.kind != found[0].kind or not all(np.array_equal(x, y)
                                                   for x, y in zip(found[0].read(rows), other.read(rows))):
-            raise FormatError(f"tensors {found[0].name} and {other.name} should be tied, but differ")
+            raise FormatError(f"{other.file}: tensors {found[0].name} and {other.name} should be tied, but differ")
     b.put(name, found[0])
 
 
@@ -630,7 +661,7 @@ def read_configs(folder):
     """Return config.json and generation_config.json, which defaults to config.json, as in transformers."""
     paths = [os.path.join(folder, name) for name in ("config.json", GENERATION_FILE)]
     config = Config(paths[0], read_json(paths[0]))
-    return config, Config(paths[1], read_json(paths[1])) if os.path.exists(paths[1]) else config
+    return config, Config(paths[1], read_json(paths[1])) if os.path.lexists(paths[1]) else config
 
 
 def files_in(folder):
@@ -649,7 +680,8 @@ def without_prefix(stored):
     for name, t in stored.items():
         short = name[len("model."):] if name.startswith("model.") else name
         if short in out:
-            raise FormatError(f"tensors {name} and {out[short].name} are the same tensor, with and without a prefix")
+            raise FormatError(f"{t.file}: tensors {name} and {out[short].name} are the same tensor, with and without a "
+                              "prefix")
         out[short] = t
     return out
 
@@ -668,7 +700,7 @@ def read_hf(folder, say=lambda message: None, ids_only=False):
 
 def build(m, stored, generation, tokens, files, say):
     """Return the metadata and tensors of a configuration; `stored`: tensors by transformers' names."""
-    decode, b = decode_meta(generation, m, tokens, say), Builder(without_prefix(stored))
+    decode, b = decode_meta(generation, m, tokens, say), Builder(without_prefix(stored), m.path)
     meta = {"vocab.size": m.vocabulary, "model.width": m.width, "embedding.scale": m.scale,
             "token.bos": decode["token.bos"], "token.eos": decode["token.eos"], "token.pad": m.pad, "source.bos": 0,
             "source.eos": 1, "limit.source": m.positions, "limit.target": m.positions}

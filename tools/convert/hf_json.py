@@ -1,6 +1,7 @@
 """Parse JSON files of a checkpoint, which are untrusted input."""
 import json
 import math
+import re
 import reprlib
 
 from moefile import FormatError, read_bounded
@@ -9,15 +10,16 @@ LARGEST_JSON = 1 << 26
 # Limits on the numbers of values and containers (objects, lists): FREE, plus one per VALUE_BYTES or CONTAINER_BYTES of
 # text. In memory, an empty list (3 bytes of text) takes 64 bytes and a key with a value 250.
 FREE, VALUE_BYTES, CONTAINER_BYTES = 1 << 16, 6, 16
-LONGEST_NUMBER = 40
+LONGEST_NUMBER, LONGEST_SHORT = 40, 100
 
 
 def short(value):
     """Format a value of a checkpoint as one short line for a message."""
     try:
-        return reprlib.repr(value)
+        text = reprlib.repr(value)
     except (RecursionError, ValueError):
         return f"a {type(value).__name__}"
+    return text if len(text) <= LONGEST_SHORT else text[:LONGEST_SHORT - 3] + "..."
 
 
 def contents(tokens):
@@ -33,7 +35,7 @@ def number(kind):
         value = kind(text) if len(text) <= LONGEST_NUMBER else math.inf
         if not math.isfinite(value):
             raise ValueError
-        return value
+        return int(value) if value == int(value) and abs(value) < 1 << 53 else value  # as in C, 8.0 is 8
     return read
 
 
@@ -45,8 +47,11 @@ def parse_json(data, pairs_hook):
             or containers + data.count(b",") > FREE + len(data) // VALUE_BYTES:
         raise ValueError
     try:
-        return json.loads(data, object_pairs_hook=pairs_hook, parse_int=number(int), parse_float=number(float),
-                          parse_constant=number(float))
+        found = json.loads(data.decode("utf-8-sig"), object_pairs_hook=pairs_hook, parse_int=number(int),
+                           parse_float=number(float), parse_constant=number(float))
+        if re.search(rb"\\u[dD][89a-fA-F]", data):  # half a surrogate is not a character
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
     except RecursionError:
         raise ValueError from None
 
@@ -58,16 +63,18 @@ def read_json(path):
 
 def object_of(data, path):
     def unique(pairs):
-        out = dict(pairs)
-        if len(out) != len(pairs):
-            raise FormatError(f"{path}: duplicate key")
+        out = {}
+        for key, value in pairs:
+            if key in out:
+                raise FormatError(f"{path}: duplicate key {short(key)}")
+            out[key] = value
         return out
     try:
         out = parse_json(data, unique)
     except FormatError:
         raise
     except ValueError:
-        raise FormatError(f"{path}: not valid JSON, or contains too many values for the file size") from None
+        raise FormatError(f"{path}: not valid JSON, or too many values for its size: download it again") from None
     if not isinstance(out, dict):
         raise FormatError(f"{path}: not a JSON object")
     return out

@@ -23,6 +23,8 @@ from hf_json import contents, read_json, short
 from moefile import FormatError
 
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3
+NORMALISER = 3  # field that follows the pieces of a SentencePiece model
+TRUNCATED = "truncated: a SentencePiece model without its normaliser; download it again"
 NO_TOKENS = {"tokenizer.kind": "none", "source.tag": 0}
 LARGEST_MODEL = 32 << 20  # equals SPM_MAX_MODEL in spm.h
 MAX_PIECES = 1 << 20
@@ -55,20 +57,27 @@ CODES = {"m2m100": M2M_CODES, "wmt21": "en ha is ja cs ru zh de".split()}  # val
 
 def parse_pieces(data, path):
     """Return [(piece, type)] of a SentencePiece model."""
-    pieces = []
+    pieces, whole = [], False
     try:
         for number, value in tfbundle.fields(data):
+            whole = whole or number == NORMALISER and isinstance(value, bytes)
+            if number in (2, NORMALISER, 5) and isinstance(value, bytes):  # settings, which must be whole
+                list(tfbundle.fields(value))
             if number == 1 and isinstance(value, bytes):
                 about = dict(tfbundle.fields(value))
                 pieces.append((about[1].decode(), about.get(3, NORMAL)))
+                if not about[1] or b"\0" in about[1]:
+                    raise FormatError("invalid piece")
                 if len(pieces) > MAX_PIECES:
                     break
-    except (FormatError, KeyError, AttributeError, UnicodeDecodeError):
+    except (FormatError, KeyError, AttributeError, TypeError, UnicodeDecodeError):
         raise FormatError(f"{path}: not a SentencePiece model, or damaged") from None
     if len(pieces) > MAX_PIECES:
         raise FormatError(f"{path}: more than {MAX_PIECES} pieces")
     if not pieces:
         raise FormatError(f"{path}: not a SentencePiece model: no pieces")
+    if not whole:
+        raise FormatError(f"{path}: {TRUNCATED}")
     return pieces
 
 
@@ -111,7 +120,7 @@ def sources_meta(m, end):
 def read_file(folder, name):
     """Return a JSON file of the folder, or {} if it is missing."""
     path = os.path.join(folder, name) if folder else ""
-    return read_json(path) if os.path.exists(path) else {}
+    return read_json(path) if os.path.lexists(path) else {}
 
 
 def added_ids(values):

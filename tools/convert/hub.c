@@ -16,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 enum { LARGEST_TEMPLATE = 1 << 18, MAX_ID = 999999999, CARD = 1 << 16 };
 
@@ -109,6 +108,16 @@ static int is_known(int part, const char *key) {
     return 0;
 }
 
+/* Return 1 if a value is in a JSON list; unlike conf_is_listed, 0 is not false. */
+static int is_one_of(const cJSON *value, const char *values) {
+    cJSON *list = cJSON_Parse(values);
+    const cJSON *x;
+    int found = 0;
+    cJSON_ArrayForEach(x, list) found |= cJSON_Compare(value, x, 1) != 0;
+    cJSON_Delete(list);
+    return found;
+}
+
 /* Reject settings of a part that are not supported; unlike conf_only, null must be listed. */
 static int check_settings(conf *c, int part, const char *what) {
     for (size_t i = 0; i < ROWS(setting_rows); i++) {
@@ -116,7 +125,7 @@ static int check_settings(conf *c, int part, const char *what) {
         const cJSON *x = setting_rows[i].part == part ? cJSON_GetObjectItemCaseSensitive(c->object, key) : NULL;
         char text[96];
         conf_raw(c, key);
-        if (x && !conf_is_listed(x, setting_rows[i].values))
+        if (x && !is_one_of(x, setting_rows[i].values))
             return making_refuse(c->m, c->file, "%s of the %.60s is not supported: %s", key, what,
                                  conf_short(x, text, sizeof text));
     }
@@ -142,7 +151,7 @@ enum { CONFIG, GENERATION_CONFIG, TOKENISER, SETTINGS, SPECIALS_MAP, ADDED_TOKEN
 static int read_json(hub *h, int which, const char *name, conf *out, int *found) {
     const char *path = making_join(h->m, h->options->path, name), *file = name;
     if (!path) return 0;
-    *found = access(path, F_OK) == 0;
+    *found = packed_exists(path);
     if (*found && !(h->files[which] = conf_read(h->m, path, &file))) return 0;
     return !out || conf_begin(h->m, name, h->files[which], out);
 }
@@ -173,8 +182,8 @@ static void slow_down(hub *h, conf *c) {
 static cJSON *merge_rope(hub *h, conf *outer) {
     const cJSON *new = conf_raw(outer, "rope_parameters"), *old = conf_raw(outer, "rope_scaling"), *x;
     cJSON *all = cJSON_CreateObject();
-    if (new && !cJSON_IsObject(new)) conf_refuse(outer, "rope_parameters", new, "");
-    if (old && !cJSON_IsObject(old)) conf_refuse(outer, "rope_scaling", old, "");
+    if (new && !cJSON_IsObject(new)) conf_refuse(outer, "rope_parameters", new, ": expected an object");
+    if (old && !cJSON_IsObject(old)) conf_refuse(outer, "rope_scaling", old, ": expected an object");
     cJSON_ArrayForEach(x, new) cJSON_AddItemToObject(all, x->string, cJSON_Duplicate(x, 1));
     cJSON_ArrayForEach(x, old) if (!cJSON_GetObjectItemCaseSensitive(new, x->string))
         cJSON_AddItemToObject(all, x->string, cJSON_Duplicate(x, 1));
@@ -306,7 +315,7 @@ static int read_turned(hub *h) {
     if (d->turned >= 2 && d->turned % 2 == 0) return 1;
     return making_refuse(h->m, h->config.file,
                          "rope_parameters: partial_rotary_factor: %" PRId64 " of %" PRId64
-                         " columns, not an even number",
+                         " columns; expected an even number",
                          d->turned, d->head);
 }
 
@@ -465,16 +474,18 @@ static int read_family(hub *h) {
     const char *type = conf_text(c, "model_type");
     if (h->m->status) return 0;
     h->d.family = type ? decoder_family_named(type) : NULL;
-    if (!h->d.family) { /* the list leaves no room for the command that converts types which hf.py reads */
-        const int python = type && text_is_listed("m2m_100 nllb-moe nllb_moe marian t5 mt5 umt5 switch_transformers",
-                                                  type, strlen(type));
-        return making_unsupported(h->m, c->file, "model_type %.40s has no reader in C%s%s", type ? type : "(missing)",
-                                  python ? "" : ": expected ", python ? "" : decoder_families(h->m, 0));
-    }
+    if (!h->d.family && type && text_is_listed(decoder_python_types, type, strlen(type)))
+        return making_unsupported(h->m, c->file, "model_type %s has no reader in C", type);
+    if (!h->d.family)
+        return making_refuse(h->m, c->file, "unknown model_type '%.18s': expected %s", type ? type : "",
+                             decoder_families(h->m, 0));
     const cJSON *classes = conf_raw(c, "architectures"), *x = cJSON_GetArrayItem(classes, 0);
     if (classes && !(cJSON_IsArray(classes) && cJSON_GetArraySize(classes) == 1 && cJSON_IsString(x) &&
-                     strcmp(x->valuestring, h->d.family->class) == 0))
-        return conf_refuse(c, "architectures", classes, "");
+                     strcmp(x->valuestring, h->d.family->class) == 0)) {
+        char more[64];
+        snprintf(more, sizeof more, ": expected %.50s", h->d.family->class);
+        return conf_refuse(c, "architectures", classes, more);
+    }
     for (size_t i = 0; i < ROWS(only_rows); i++)
         if (!*only_rows[i].families || text_is_listed(only_rows[i].families, type, strlen(type)))
             conf_only(c, only_rows[i].key, only_rows[i].values);
@@ -523,6 +534,7 @@ static int read_config(hub *h) {
     d->keys = conf_whole(c, "num_key_value_heads", d->heads, 1, d->heads);
     d->head = first_of(c, "head_dim", "attention_head_dim", d->width / d->heads, 2, 1 << 16);
     if (d->head < 2) return making_refuse(h->m, c->file, "head_dim is %" PRId64 ", which is not supported", d->head);
+    if (d->head % 2) return making_refuse(h->m, c->file, "head_dim %" PRId64 " must be even", d->head);
     if (h->m->status || !decoder_check(h->m, d)) return 0;
     d->turned = d->head;
     if (!(d->family->gemma ? read_windows(h) : d->family->delta ? read_delta(h) : read_rope(h, c))) return 0;
@@ -773,7 +785,8 @@ static int put_added(hub *h, const char *file, double id, const cJSON *x) {
     char text[96];
     conf c;
     if (!cJSON_IsObject(x) || !cJSON_IsString(content) || !(id >= 0 && id <= (double)MAX_ID && floor(id) >= id))
-        return making_refuse(h->m, file, "invalid added token %s", conf_short(x, text, sizeof text));
+        return making_refuse(h->m, file, "invalid added token %s: expected its id and content",
+                             conf_short(x, text, sizeof text));
     snprintf(text, sizeof text, "added token %.60s", content->valuestring);
     const int good = conf_begin(h->m, file, x, &c) && check_settings(&c, added, text);
     conf_free(&c);
@@ -793,7 +806,8 @@ static int read_added(hub *h, const cJSON *rows) {
     const cJSON *x;
     char text[96];
     if (rows && !cJSON_IsNull(rows) && !cJSON_IsArray(rows))
-        return making_refuse(h->m, tokeniser_file, "invalid added_tokens %s", conf_short(rows, text, sizeof text));
+        return making_refuse(h->m, tokeniser_file, "invalid added_tokens %s: expected a list",
+                             conf_short(rows, text, sizeof text));
     cJSON_ArrayForEach(x, rows) {
         const cJSON *id = cJSON_GetObjectItemCaseSensitive(x, "id");
         if (!put_added(h, tokeniser_file, cJSON_IsNumber(id) ? id->valuedouble : -1, x)) return 0;
@@ -962,7 +976,9 @@ static int64_t read_tokeniser(hub *h) {
     parts->file = tokeniser_file;
     if (!read_json(h, TOKENISER, tokeniser_file, &c, &found)) return -1;
     const cJSON *about = conf_raw(&c, "model"), *joiner = conf_raw(&c, "decoder");
-    int good = strcmp(type_of(about), "BPE") == 0 || refuse_part(h, "tokeniser type", about, "BPE");
+    int good =
+        strcmp(type_of(about), "BPE") == 0 ||
+        making_refuse(h->m, tokeniser_file, "tokeniser type %.40s is not supported: expected BPE", type_of(about));
     good = good && conf_begin(h->m, tokeniser_file, about, &inner) && check_settings(&inner, model, "model");
     const int of_characters = good && cJSON_IsTrue(conf_raw(&inner, "byte_fallback")),
               whole_pieces = good && cJSON_IsTrue(conf_raw(&inner, "ignore_merges"));
@@ -1134,7 +1150,7 @@ static moe_span find_template(hub *h, const char **file, packed_file *mapped) {
     const cJSON *x = conf_raw(&h->settings, "chat_template"), *row;
     *file = "chat_template.jinja";
     if (!alone) return none;
-    if (access(alone, F_OK) == 0) {
+    if (packed_exists(alone)) {
         if (!making_failed(h->m,
                            packed_open(alone, LARGEST_TEMPLATE, "a chat template", h->m->out, mapped, h->m->error)))
             return none;
@@ -1284,9 +1300,9 @@ static int read_tokens(hub *h) {
     const char *model_path = making_join(h->m, h->options->path, model_file);
     int64_t start = -1;
     if (!model_path) return 0;
-    if (access(path, F_OK) == 0) start = read_tokeniser(h);
-    else if (access(ranks, F_OK) == 0) read_ranks(h, ranks);
-    else if (access(model_path, F_OK) == 0) start = read_model(h);
+    if (packed_exists(path)) start = read_tokeniser(h);
+    else if (packed_exists(ranks)) read_ranks(h, ranks);
+    else if (packed_exists(model_path)) start = read_model(h);
     else return no_tokeniser(h);
     if (h->m->status || !read_prompts(h)) return 0;
     snprintf(where, sizeof where, "%.200s/%s", h->options->path, h->tokens.parts.file);

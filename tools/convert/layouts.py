@@ -44,12 +44,12 @@ def whole(path):
 
 def gguf_in(folder):
     """Return the only GGUF model of a folder, which may be split."""
-    names = sorted(x for x in os.listdir(folder) if x.endswith(".gguf"))
+    names = sorted(x for x in os.listdir(folder) if x.endswith(".gguf") and "mmproj" not in x)  # encoders of pictures
     models = list(dict.fromkeys(re.sub(r"-[0-9]{5}-of-", "-00001-of-", x) for x in names))
     if len(models) > 1:
         raise FormatError(f"{folder} contains several GGUF files: name one of {', '.join(models[:8])}")
     if not models:
-        raise FormatError(f"{folder} contains no GGUF file")
+        raise FormatError(f"{folder} contains no GGUF file of a model")
     return os.path.join(folder, models[0])
 
 
@@ -60,7 +60,7 @@ def of_folder(path):
             return layout, gguf_in(path) if layout == "gguf" else path
     if not names:
         raise FormatError(f"{path}: the folder is empty")
-    if any(re.fullmatch(WEIGHTS, name) for name in names):
+    if any(re.fullmatch(WEIGHTS + r"|tokenizer.*|.*config\.json", name) for name in names):
         raise FormatError(f"{path}: config.json is missing: copy the model's whole folder")
     raise FormatError(f"{path}: no checkpoint in this folder: expected config.json, a GGUF file or a Marian model; "
                       "name the file of any other checkpoint")
@@ -107,6 +107,9 @@ def of_file(path):
 
 def is_ct2(path):
     """Return True for a model of CTranslate2, or a package of Argos Translate that contains one."""
+    names = (f"{path}/{side}_vocabulary.{end}" for side in ("shared", "source") for end in ("json", "txt"))
+    if any(map(os.path.lexists, names)):
+        return True
     for model in (path, f"{path}/model.bin", f"{path}/model/model.bin"):
         if os.path.isfile(model):
             with open_regular(model) as file:

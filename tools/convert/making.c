@@ -67,6 +67,7 @@ void making_note(making *m, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
+    text_clean(message);
     m->note(m->user, message);
 }
 

@@ -15,7 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 enum { SOURCES = 512, TARGETS = 1024 }; /* maximum tokens of models with computed positions */
 enum { MAX_POSITIONS = 1 << 16, MAX_VOCABULARY = INT32_MAX / 2, MAX_PARTS = 3, MULTIPLE = 8 };
@@ -135,7 +134,7 @@ static const char *find_named(job *j, moe_span name) {
         if (!whole) return NULL;
         snprintf(whole, name.length + 5, "%s%s", packed_base(text), tails[i]);
         path = making_join(j->m, j->folder, whole);
-        if (path && access(path, F_OK) == 0) return path;
+        if (path && packed_exists(path)) return path;
     }
     return NULL;
 }
@@ -227,7 +226,8 @@ static int find_files(job *j) {
     } else if (!j->model && !find(j, FILE_model, &j->model)) {
         return 0;
     }
-    if (!j->model) return making_refuse(j->m, j->folder, "contains no Marian model (.npz or .bin)");
+    if (!j->model)
+        return making_refuse(j->m, j->folder, "contains no Marian model (.npz or .bin): copy the model's whole folder");
     j->model_name = packed_base(j->model);
     if ((n = texts(&j->config_map, "vocabs", &names)) > 0) {
         for (size_t i = 0; i < n && i < 2; i++)
@@ -503,7 +503,8 @@ static void take(job *j, tensor *t, const char *name, size_t rows, int as_shown)
                               : t->cols            ? t->cols
                                                    : rows };
     if (!item) {
-        making_refuse(j->m, j->model_name, "tensor %.80s is missing: the settings require shape [%zu, %zu]", name,
+        making_refuse(j->m, j->model_name,
+                      "tensor %.80s is missing: the settings require shape [%zu, %zu]; download it again", name,
                       shape[0], shape[1]);
     } else if (item->n_dims != 2 || item->dims[0] != shape[0] || item->dims[1] != shape[1]) {
         making_refuse(j->m, j->model_name, "tensor %.80s has a shape other than [%zu, %zu], which the settings require",

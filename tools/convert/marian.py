@@ -54,10 +54,10 @@ def read_text(path, most=LARGEST_YAML, what="a text"):
 
 
 class Item:
-    """A tensor as stored: name, shape, kind (from TYPES), load() -> (numbers in file order, multiplier)."""
+    """A tensor as stored: file, name, shape, kind (from TYPES), load() -> (numbers in file order, multiplier)."""
 
-    def __init__(self, name, shape, kind, load):
-        self.name, self.shape, self.kind, self.load = name, shape, kind, load
+    def __init__(self, file, name, shape, kind, load):
+        self.file, self.name, self.shape, self.kind, self.load = file, name, shape, kind, load
 
 
 def read_bin(file, path):
@@ -70,7 +70,7 @@ def read_bin(file, path):
     def take(form):
         nonlocal at
         if struct.calcsize(form) > size - at:
-            raise FormatError(f"{path}: truncated header")
+            raise FormatError(f"{path}: the header is truncated")
         values = struct.unpack_from(form, data, at)
         at += struct.calcsize(form)
         return values
@@ -114,7 +114,7 @@ def read_bin(file, path):
             if not wanted <= length < wanted + 256:
                 raise FormatError(f"{path}: {name} {list(shape)} has {length} bytes, not {wanted} + padding: damaged")
             if not name.endswith("_QuantMultA"):
-                items[name] = Item(name, shape, TYPES[kind], loader(data, at, elements, kind, f"{path}: {name}"))
+                items[name] = Item(path, name, shape, TYPES[kind], loader(data, at, elements, kind, f"{path}: {name}"))
         at += length
     if at != size:
         raise FormatError(f"{path}: {size - at} bytes after the last item: damaged")
@@ -163,7 +163,7 @@ def read_npz(file, path):
                 continue
         if dtype != "<f4":
             raise FormatError(f"{where} has unsupported type {dtype}; expected float32")
-        items[name] = Item(name, shape, "float32", member_loader(archive, entry, at, math.prod(shape), where))
+        items[name] = Item(path, name, shape, "float32", member_loader(archive, entry, at, math.prod(shape), where))
     return items, settings
 
 
@@ -459,7 +459,7 @@ class Part:
         if multiplier is not None:
             return x.reshape(self.shape).astype(np.float32) * (np.float32(1) / np.float32(multiplier))
         if not np.isfinite(x).all():
-            raise FormatError(f"tensor {self.item.name} contains values that are not finite")
+            raise FormatError(f"{self.item.file}: tensor {self.item.name} contains values that are not finite")
         return x.reshape(self.shape) if self.as_shown or len(self.shape) < 2 else x.reshape(self.shape[::-1]).T
 
     def read(self, rows):
@@ -489,12 +489,14 @@ class Builder(hf.Builder):
     def take(self, name, *shape, as_shown=False):
         item = self.stored.get(name)
         if item is None:
-            raise FormatError(f"tensor {name} is missing: the settings require shape {list(shape)}")
+            raise FormatError(f"{self.file}: tensor {name} is missing: the settings require shape {list(shape)}; "
+                              f"{hf.AGAIN}")
         vector = len(shape) == 1
         if item.shape != ((1, *shape) if vector else shape):
-            raise FormatError(f"tensor {name} has shape {list(item.shape)}: the settings require {list(shape)}")
+            raise FormatError(f"{item.file}: tensor {name} has shape {list(item.shape)}: the settings require "
+                              f"{list(shape)}")
         if item.kind != "float32" and (vector or not re.search("_W.?$|Wemb$", name) or name.endswith("_Wt")):
-            raise FormatError(f"number format {item.kind} of tensor {name} is not supported")
+            raise FormatError(f"{item.file}: number format {item.kind} of tensor {name} is not supported")
         self.taken.add(name)
         return Part(shape if vector or as_shown else shape[::-1], item, as_shown)
 
@@ -700,7 +702,7 @@ def find(folder, what):
 def named(folder, name):
     """Return the path of a file named in a .yml file; the file may be compressed."""
     path = os.path.join(folder, os.path.basename(name))
-    there = [path + x for x in ("", ".gz", ".zst") if os.path.exists(path + x)]
+    there = [path + x for x in ("", ".gz", ".zst") if os.path.lexists(path + x)]
     if not there:
         raise FormatError(f"{path} is missing: the decoder's settings require it")
     return there[0]
@@ -745,7 +747,7 @@ def read_marian(given, licence="", say=lambda message: None, ids_only=False):
     else:
         path = find(folder, "model")
         if not path:
-            raise FormatError(f"{folder} contains no Marian model (.npz or .bin)")
+            raise FormatError(f"{folder} contains no Marian model (.npz or .bin): copy the model's whole folder")
     file = packed.unpacked(path, LARGEST_MODEL, "a model")
     if o and o.texts("vocabs"):
         vocabs = [named(folder, x) for x in o.texts("vocabs")]
@@ -761,13 +763,13 @@ def read_marian(given, licence="", say=lambda message: None, ids_only=False):
         settings = Options(bytes(settings).decode(), f"{os.path.basename(path)}: {SETTINGS}")
     except UnicodeDecodeError:
         raise FormatError(f"{path}: {SETTINGS} is not UTF-8") from None
-    m, b = read_model(settings), Builder(items)
+    m, b = read_model(settings), Builder(items, path)
     put_embeddings(b, m, path)
     for side in ("encoder", "decoder"):
         put_side(b, m, side)
     for name, item in items.items():
         if name not in b.taken:
-            raise FormatError(f"unexpected tensor {name} {list(item.shape)}: not described by the settings")
+            raise FormatError(f"{path}: unexpected tensor {name} {list(item.shape)}: not described by the settings")
     tokens = tokens_meta(m, folder, vocabs, ids_only)
     with open_regular(path) as stored:
         digest = hashlib.file_digest(stored, "sha256").hexdigest()

@@ -51,7 +51,7 @@ static moe_status read_name(reader *r, bin_file *bin, size_t i, uint64_t length,
         return DAMAGED(r, "%.100s: invalid item: name of %llu bytes, %llu dimensions: damaged", r->name,
                        (unsigned long long)length, (unsigned long long)n_dims);
     const char *name = (const char *)take(r, length);
-    if (!name) return DAMAGED(r, "%.100s: truncated header", r->name);
+    if (!name) return DAMAGED(r, "%.100s: the header is truncated", r->name);
     int valid = !name[length - 1];
     for (size_t k = 0; k + 1 < length; k++) valid &= name[k] >= 0x20 && name[k] <= 0x7e;
     if (!valid) return DAMAGED(r, "%.100s: invalid name of item %zu: damaged", r->name, i);
@@ -64,7 +64,7 @@ static moe_status read_name(reader *r, bin_file *bin, size_t i, uint64_t length,
 /* Read the shape of an item. Its number of elements is at most SIZE_MAX / 8, which no file has. */
 static moe_status read_shape(reader *r, bin_item *item) {
     const uint8_t *p = take(r, 4 * item->n_dims);
-    if (!p) return DAMAGED(r, "%.100s: truncated header", r->name);
+    if (!p) return DAMAGED(r, "%.100s: the header is truncated", r->name);
     item->elements = 1;
     for (uint32_t d = 0; d < item->n_dims; d++) {
         const uint64_t n = number(p + 4 * d, 4);
@@ -133,7 +133,7 @@ moe_status bin_read(const packed_file *file, const char *name, bin_file *bin, mo
     if (version != 1 || n < 1 || n > BIN_MAX_ITEMS)
         return DAMAGED(&r, "%.100s: not a Marian model: expected a .bin of version 1", name);
     const uint8_t *heads = take(&r, n * HEAD_BYTES);
-    if (!heads) return DAMAGED(&r, "%.100s: truncated header", name);
+    if (!heads) return DAMAGED(&r, "%.100s: the header is truncated", name);
     bin->n = (size_t)n;
     bin->items = calloc(bin->n, sizeof *bin->items);
     return bin->items ? read_items(&r, bin, bin->n, heads) : text_out_of_memory(error);

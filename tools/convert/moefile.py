@@ -39,18 +39,28 @@ class FormatError(ValueError):
     """A file, or data to write, violates the format."""
 
 
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # in place of files that git has not downloaded
+PAGE = "a web page, not the file itself: download it again"
+POINTER = "a Git LFS pointer, not the file itself: run git lfs pull, or download the file"
+IMPOSTORS = {b"version https://git-lfs.github.com/spec/": POINTER, b"<!doctype html": PAGE, b"<html": PAGE,
+             b"<?xml": PAGE}
 
 
 def open_regular(path):
     """Open a regular file, or a link to one, for reading. A pipe might block, and /dev/zero never ends."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if not os.path.lexists(path):
+            raise
+        raise FormatError(f"{path}: a link to a missing file: copy the model with cp -rL") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise FormatError(f"{path}: not a regular file")
-    if os.pread(descriptor, len(LFS_POINTER), 0) == LFS_POINTER:  # keeps the offset, which zstd inherits
-        os.close(descriptor)
-        raise FormatError(f"{path}: a Git LFS pointer, not the file itself: run git lfs pull, or download the file")
+    head = os.pread(descriptor, 64, 0).lower()  # keeps the offset, which zstd inherits
+    for begin, what in IMPOSTORS.items():
+        if head.startswith(begin):
+            os.close(descriptor)
+            raise FormatError(f"{path}: {what}")
     return open(descriptor, "rb")
 
 
@@ -707,7 +717,7 @@ def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, n
                     sums = write_tensor(file, tensor_bytes(*t[:3]), count, t[3],
                                         lambda done, at=offset, name=name: progress(at + done, end, name))
                 except FormatError as error:
-                    raise error if name in str(error) else FormatError(f"tensor {name}: {error}") from None
+                    raise error if "tensor " in str(error) else FormatError(f"tensor {name}: {error}") from None
                 if journal:
                     file.flush()
                     os.fsync(file.fileno())

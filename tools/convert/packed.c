@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -26,10 +27,18 @@ static moe_status cannot(const char *verb, const char *path, moe_error *error) {
     return text_fail(error, MOE_ERROR_IO, packed_base(path), "cannot %s %.160s: %s", verb, path, strerror(errno));
 }
 
+int packed_exists(const char *path) {
+    struct stat about;
+    return lstat(path, &about) == 0;
+}
+
 /* Open a regular file. A FIFO might block. */
 static int open_regular(const char *path, struct stat *about, moe_error *error) {
     const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, about) != 0) {
+    if (fd < 0 && errno == ENOENT && packed_exists(path)) {
+        text_fail(error, MOE_ERROR_IO, packed_base(path),
+                  "%.160s is a link to a missing file: copy the model with cp -rL", path);
+    } else if (fd < 0 || fstat(fd, about) != 0) {
         cannot("open", path, error);
     } else if (!S_ISREG(about->st_mode)) {
         text_fail(error, MOE_ERROR_IO, packed_base(path), "%.160s is not a regular file", path);
@@ -156,24 +165,37 @@ static moe_status map(const char *path, int fd, uint64_t size, packed_file *file
     return MOE_OK;
 }
 
+const char packed_unfinished[] = "*.part *.incomplete *.crdownload *.aria2 *.download";
+
+const char *packed_impostor(const char *begin) {
+    static const char page[] = "a web page, not the file itself: download it again";
+    static const struct {
+        const char *begin, *what;
+    } rows[] = { { "version https://git-lfs.github.com/spec/",
+                   "a Git LFS pointer, not the file itself: run git lfs pull, or download the file" },
+                 { "<!doctype html", page },
+                 { "<html", page },
+                 { "<?xml", page } };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (strncasecmp(begin, rows[i].begin, strlen(rows[i].begin)) == 0) return rows[i].what;
+    return NULL;
+}
+
 moe_status packed_open(const char *path, uint64_t most, const char *what, const char *beside, packed_file *file,
                        moe_error *error) {
     static const unsigned char gzip[] = { 0x1f, 0x8b }, zstd[] = { 0x28, 0xb5, 0x2f, 0xfd };
-    static const char pointer[] = "version https://git-lfs.github.com/spec/";
-    const char *name = packed_base(path);
-    unsigned char magic[sizeof pointer - 1] = { 0 };
+    const char *name = packed_base(path), *what_it_is;
+    char magic[64] = { 0 };
     struct stat about;
     moe_status status = MOE_OK;
     int fd = open_regular(path, &about, error);
     if (fd < 0) return MOE_ERROR_IO;
     const uint64_t size = (uint64_t)about.st_size;
-    const ssize_t n = pread(fd, magic, sizeof magic, 0);
+    const ssize_t n = pread(fd, magic, sizeof magic - 1, 0);
     if (n < 0) {
         status = cannot("read", path, error);
-    } else if (memcmp(magic, pointer, sizeof magic) == 0) {
-        status =
-            text_fail(error, MOE_ERROR_FORMAT, name,
-                      "%.80s: a Git LFS pointer, not the file itself: run git lfs pull, or download the file", name);
+    } else if ((what_it_is = packed_impostor(magic))) {
+        status = text_fail(error, MOE_ERROR_FORMAT, name, "%.80s: %s", name, what_it_is);
     } else if (memcmp(magic, gzip, sizeof gzip) == 0 || text_ends_with(name, strlen(name), ".gz")) {
         const uint64_t usual = size > UINT64_MAX / EXPANSION - ALWAYS ? UINT64_MAX : EXPANSION * size + ALWAYS;
         int unpacked = -1;

@@ -37,6 +37,11 @@ typedef struct packed_names {
 moe_status packed_list(const char *folder, packed_names *names, moe_error *error);
 void packed_names_free(packed_names *names);
 
+/* Return what a file is instead of a model's file, such as a web page, given its first bytes, a text; or NULL. */
+const char *packed_impostor(const char *begin);
+extern const char packed_unfinished[]; /* patterns of the names of unfinished downloads, for packed_matches */
+/* Return 1 if a file exists, or a link, whose target may be missing. */
+int packed_exists(const char *path);
 const char *packed_base(const char *path); /* the part after the last slash */
 
 /* Return 1 if one of the patterns, separated by spaces, matches the name. */

@@ -91,6 +91,10 @@ static int read_piece(const field *message, piece_of_bpe *out) {
     return more == 0 && named && scored && text_utf8_valid(out->text.data, out->text.length) == out->text.length;
 }
 
+/* The normaliser follows the pieces, so a model without one is the beginning of a file. */
+enum { NORMALISER = 3 };
+static const char truncated[] = "truncated: a SentencePiece model without its normaliser; download it again";
+
 static moe_status damaged(const char *name, const char *problem, moe_error *error) {
     return text_fail(error, MOE_ERROR_FORMAT, name, "%.100s: %s", name, problem);
 }
@@ -109,11 +113,12 @@ static moe_status read_pieces(pieces *p, const char *name, text_index *index, mo
     static const moe_span end = { "</s>", 4 }, unknown = { "<unk>", 5 };
     fields f = { p->file.data, p->file.data + p->file.size };
     field message;
-    int more;
+    int more, whole = 0;
     size_t n = 0;
     int32_t first = -1; /* the first unknown piece */
     while ((more = take_field(&f, &message)) > 0) {
         piece_of_bpe read;
+        whole |= message.number == NORMALISER && message.data;
         if (message.number != 1 || !message.data) continue;
         if (!read_piece(&message, &read)) return damaged(name, "not a SentencePiece model, or damaged", error);
         if (n == p->n) {
@@ -127,6 +132,7 @@ static moe_status read_pieces(pieces *p, const char *name, text_index *index, mo
         if (!text_index_add(index, text_hash(piece.data, piece.length), n++)) return text_out_of_memory(error);
     }
     if (more < 0) return damaged(name, "not a SentencePiece model, or damaged", error);
+    if (!whole && n <= p->n) return damaged(name, truncated, error);
     if (n != p->n)
         return text_fail(error, MOE_ERROR_FORMAT, name, "%.100s: %s%zu pieces do not match the model's %zu tokens",
                          name, n > p->n ? "at least " : "", n, p->n);
@@ -179,9 +185,10 @@ static moe_status read_model(const void *data, size_t size, const char *name, pi
                              moe_error *error) {
     fields f = { data, (const uint8_t *)data + size };
     field message;
-    int more, good = 1;
+    int more, good = 1, whole = 0;
     while (good && (more = take_field(&f, &message)) > 0) {
         piece_of_bpe piece;
+        whole |= message.number == NORMALISER && message.data;
         if (message.number < 1 || message.number > 3) continue;
         good = message.data && (message.number == 1 ? read_piece(&message, &piece) : read_settings(&message, s));
         if (!good || message.number != 1) continue;
@@ -189,7 +196,8 @@ static moe_status read_model(const void *data, size_t size, const char *name, pi
         const moe_status status = text_add(&p->all, &p->n, &p->capacity, &piece, 1, sizeof piece, error);
         if (status) return status;
     }
-    return good && more >= 0 && p->n ? MOE_OK : damaged(name, "not a SentencePiece model, or damaged", error);
+    if (!good || more < 0 || !p->n) return damaged(name, "not a SentencePiece model, or damaged", error);
+    return whole ? MOE_OK : damaged(name, truncated, error);
 }
 
 moe_status pieces_list(const void *data, size_t size, const char *name, pieces_bpe *p, moe_error *error) {
@@ -206,7 +214,7 @@ static moe_status read_bpe(pieces_bpe *p, const char *name, moe_error *error) {
     const moe_status status = read_model(p->file.data, p->file.size, name, p, &s, error);
     if (status) return status;
     if (s.type != BPE)
-        return text_fail(error, MOE_ERROR_UNSUPPORTED, name,
+        return text_fail(error, MOE_ERROR_FORMAT, name,
                          "%.100s: SentencePiece models of type %s are not supported for decoder-only models: expected "
                          "bpe",
                          name, s.type < sizeof types / sizeof *types ? types[s.type] : "unknown");

@@ -125,7 +125,9 @@ int prompts_find(making *m, const char *file, moe_span template, const char *con
     out->bare = !*string(member(row, "pieces"), "prefix") && member(row, "pieces");
     if (!member(row, "pieces")) {
         row = template.data ? find_row(data, template, model) : NULL;
-        if (!row && template.data) making_unsupported(m, file, "unknown chat template");
+        if (template.data && text_utf8_valid(template.data, template.length) < template.length)
+            making_refuse(m, file, "not valid UTF-8: download it again");
+        else if (!row && template.data) making_unsupported(m, file, "unknown chat template");
     }
     for (int i = 0; row && i < PROMPT_PIECES; i++) {
         const cJSON *piece = member(member(row, "pieces"), piece_names[i]);

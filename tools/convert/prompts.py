@@ -207,7 +207,7 @@ def card_languages(folder):
 def template_of(path, about, folder):
     """Return (template, path) of a folder, or (None, None) without a template."""
     alone = os.path.join(folder, "chat_template.jinja")
-    if os.path.exists(alone):
+    if os.path.lexists(alone):
         try:
             return read_bounded(alone, LARGEST_TEMPLATE, "a chat template").decode(), alone
         except UnicodeDecodeError:
@@ -227,7 +227,7 @@ def template_of(path, about, folder):
 def tokens_of(folder, about, family):
     """Return the special tokens that transformers passes to templates, by name; `about`: tokenizer_config.json."""
     paths = [os.path.join(folder, name) for name in ("special_tokens_map.json", "config.json")]
-    more, config = (read_json(path) if os.path.exists(path) else {} for path in paths)
+    more, config = (read_json(path) if os.path.lexists(path) else {} for path in paths)
     if "added_tokens_decoder" in about:  # then transformers ignores special_tokens_map.json
         more = {}
     name = about.get("tokenizer_class") or config.get("tokenizer_class") or FAMILY_CLASSES.get(family)
@@ -259,7 +259,7 @@ def prompt_meta(folder, family, name, say, wanted=None, added=None):
     """Return the metadata of a folder's prompts; wanted: name of a row of prompts.json, or "none"; added: as in
     check_tokens, if known."""
     path = os.path.join(folder, "tokenizer_config.json")
-    about = read_json(path) if os.path.exists(path) else {}
+    about = read_json(path) if os.path.lexists(path) else {}
     template, where = template_of(path, about, folder) if wanted != "none" else (None, None)
     tokens, where = tokens_of(folder, about, family), where or folder
     meta = meta_of(template, tokens, family, name, where, wanted, say) if wanted != "none" else {}

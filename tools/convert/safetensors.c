@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { LARGEST_HEADER = 1 << 25, MAX_SHARDS = 4096 };
 static const uint64_t largest_file = (uint64_t)1 << 44;
@@ -53,19 +52,26 @@ static int read_entry(making *m, const char *file, const cJSON *x, const uint8_t
     int good = cJSON_IsObject(x) && cJSON_IsArray(shape) && cJSON_IsArray(place) && cJSON_GetArraySize(place) == 2 &&
                cJSON_IsString(kind) && at->begin != UINT64_MAX && at->end != UINT64_MAX;
     if (good && cJSON_GetArraySize(shape) > STORED_DIMENSIONS)
-        return making_refuse(m, file, "tensor %.80s has more than %d dimensions", t->own, STORED_DIMENSIONS);
+        return making_refuse(m, file, "tensor %.80s has more than %d dimensions: download it again", t->own,
+                             STORED_DIMENSIONS);
     if (good) cJSON_ArrayForEach(n, shape) {
             const uint64_t d = size_of(n);
             t->dims[t->n_dims++] = d;
             good &= d != UINT64_MAX;
             elements = !good || (d && elements > (STORED_LARGEST - 1) / d) ? STORED_LARGEST : elements * d;
         }
-    if (!good) return making_refuse(m, file, "tensor %.80s lacks a valid dtype, shape or data_offsets", t->own);
+    if (!good)
+        return making_refuse(m, file, "tensor %.80s lacks a valid dtype, shape or data_offsets: download it again",
+                             t->own);
     t->format = stored_format_named(kind->valuestring);
     if (!t->format || t->format->numbers != 1)
-        return making_refuse(m, file, "tensor %.80s has unknown number format %.40s", t->own, kind->valuestring);
+        return making_refuse(
+            m, file,
+            "tensor %.80s has number format '%.20s', which is not supported: use the model in FP8, as GGUF, "
+            "or unquantised",
+            t->own, kind->valuestring);
     if (at->end < at->begin || elements >= STORED_LARGEST || at->end - at->begin != elements * t->format->bytes)
-        return making_refuse(m, file, "tensor %.80s has an invalid offset or size: damaged", t->own);
+        return making_refuse(m, file, "tensor %.80s has an invalid offset or size: download it again", t->own);
     if (at->end <= size) t->data = data + at->begin;
     return 1;
 }
@@ -76,9 +82,10 @@ static int check_places(making *m, const char *file, span *spans, size_t n, uint
     if (n) qsort(spans, n, sizeof *spans, by_place);
     for (size_t i = 0; i < n; at = spans[i++].end)
         if (spans[i].begin != at)
-            return making_refuse(m, file, "tensor %.80s overlaps another, or follows a gap", spans[i].name);
+            return making_refuse(m, file, "tensor %.80s overlaps another, or follows a gap: download it again",
+                                 spans[i].name);
     return size == at ||
-           making_refuse(m, file, "%s: %" PRIu64 " bytes, but its tensors end at %" PRIu64 ". Download it again",
+           making_refuse(m, file, "%s: %" PRIu64 " bytes, but its tensors end at %" PRIu64 "; download it again",
                          size < at ? "truncated" : "damaged", before + size, before + at);
 }
 
@@ -87,9 +94,10 @@ static int read_file(making *m, const char *file, const packed_file *mapped, sto
     const uint64_t size = mapped->size, length = size >= 8 ? number_at(mapped->data) : 0;
     if (size >= 8 && length > size - 8 && length <= LARGEST_HEADER)
         return making_refuse(m, file,
-                             "truncated: %" PRIu64 " bytes, but its header alone has %" PRIu64 ". Download it again",
+                             "truncated: %" PRIu64 " bytes, but its header alone has %" PRIu64 "; download it again",
                              size, length);
-    if (length < 2 || length > LARGEST_HEADER) return making_refuse(m, file, "not a safetensors file");
+    if (length < 2 || length > LARGEST_HEADER)
+        return making_refuse(m, file, "not a safetensors file: download it again");
     cJSON *header = conf_parse(m, file, mapped->data + 8, (size_t)length);
     const cJSON *x;
     size_t n = 0, begin = list->n;
@@ -97,7 +105,7 @@ static int read_file(making *m, const char *file, const packed_file *mapped, sto
     span *spans = malloc(((size_t)cJSON_GetArraySize(header) + 1) * sizeof *spans);
     int good = spans && cJSON_IsObject(header);
     if (!spans) making_no_memory(m);
-    else if (!good) making_refuse(m, file, "the header is not an object");
+    else if (!good) making_refuse(m, file, "the header is not an object: download it again");
     if (good) cJSON_ArrayForEach(x, header) {
             stored t;
             if (!good || strcmp(x->string, "__metadata__") == 0) continue;
@@ -155,12 +163,12 @@ static int read_shards(making *m, const char *folder, const char *path, shards *
     const char **names = making_keep(m, NULL, MAX_SHARDS * sizeof *names);
     int good = index && names;
     if (good && (!cJSON_IsObject(map) || !cJSON_GetArraySize(map)))
-        good = making_refuse(m, file, "no weight_map from tensors to files in this folder");
+        good = making_refuse(m, file, "no weight_map from tensors to files in this folder: download it again");
     if (good) cJSON_ArrayForEach(x, map) {
             size_t at = 0, known = 0;
             const char *name = cJSON_IsString(x) ? x->valuestring : "";
             if (!*name || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0) {
-                good = making_refuse(m, file, "no weight_map from tensors to files in this folder");
+                good = making_refuse(m, file, "no weight_map from tensors to files in this folder: download it again");
                 break;
             }
             const uint32_t hash = text_hash(name, strlen(name));
@@ -169,7 +177,7 @@ static int read_shards(making *m, const char *folder, const char *path, shards *
             if (known) continue;
             const char *whole = making_join(m, folder, name);
             if (out->n == MAX_SHARDS) good = making_refuse(m, file, "more than %d shards", MAX_SHARDS);
-            else if (whole && access(whole, F_OK) != 0)
+            else if (whole && !packed_exists(whole))
                 good = making_refuse(m, name, "this shard is missing: %s lists it for %.80s", file, x->string);
             names[out->n] = name;
             good = good && whole && (text_index_add(&seen, hash, out->n) || making_no_memory(m)) &&
@@ -186,8 +194,9 @@ static int read_shards(making *m, const char *folder, const char *path, shards *
 
 /* Other files with weights, and what to do with them; NULL for files of the Python converter. */
 static const struct {
-    const char *pattern, *advice;
-} elsewhere[] = { { "*.gguf", "name that file" },
+    const char *patterns, *advice;
+} elsewhere[] = { { "model-*-of-*.safetensors", "copy its index too, model.safetensors.index.json" },
+                  { "*.gguf", "name that file" },
                   { "pytorch_model*.bin", NULL },
                   { "*.npz", "name that file" },
                   { "*.safetensors", "rename it to model.safetensors if it holds all weights" } };
@@ -197,7 +206,7 @@ static int no_weights(making *m, const char *folder) {
     making_failed(m, packed_list(folder, &names, m->error));
     for (size_t row = 0; row < sizeof elsewhere / sizeof *elsewhere; row++)
         for (size_t i = 0; i < names.n && m->status == MOE_OK; i++)
-            if (fnmatch(elsewhere[row].pattern, names.data[i], 0) != 0) continue;
+            if (!packed_matches(elsewhere[row].patterns, names.data[i])) continue;
             else if (elsewhere[row].advice)
                 making_refuse(m, packed_base(folder), "no model.safetensors, but %.60s: %s", names.data[i],
                               elsewhere[row].advice);
@@ -216,11 +225,11 @@ int safetensors_open(making *m, const char *folder, shards *out, stored_list *li
                *adapter = making_join(m, folder, "adapter_config.json");
     out->files = making_keep(m, NULL, MAX_SHARDS * sizeof *out->files);
     if (m->status) return 0;
-    if (access(adapter, F_OK) == 0)
+    if (packed_exists(adapter))
         return making_refuse(m, "adapter_config.json",
                              "adapters are not supported: merge it into the model, and save that");
-    if (access(whole, F_OK) == 0) return open_file(m, folder, "model.safetensors", out, list);
-    if (access(index, F_OK) == 0) return read_shards(m, folder, index, out, list);
+    if (packed_exists(whole)) return open_file(m, folder, "model.safetensors", out, list);
+    if (packed_exists(index)) return read_shards(m, folder, index, out, list);
     return no_weights(m, folder);
 }
 

@@ -286,8 +286,8 @@ static int connect(making *m, stored *t, const stored *scales, const uint64_t bl
         return making_refuse(m, t->file, "tensor %.80s %s: only matrices are supported in FP8", t->own,
                              stored_shape(t, shape, sizeof shape));
     if (!stored_is_plain(scales->format))
-        return making_unsupported(m, scales->file, "number format %s of tensor %.80s is not supported",
-                                  scales->format->name, scales->own);
+        return making_refuse(m, scales->file, "number format %s of tensor %.80s is not supported", scales->format->name,
+                             scales->own);
     if (n == 1) t->scale_block[0] = rows, t->scale_block[1] = cols;
     else if (n == rows && scales->dims[0] == rows) t->scale_block[0] = 1, t->scale_block[1] = cols;
     else if (scales->n_dims == 2 && scales->dims[0] == (rows - 1) / block[0] + 1 &&
@@ -323,7 +323,8 @@ int stored_connect_scales(making *m, stored_list *list, const uint64_t block[2])
             scales = stored_find(list, name);
         }
         if (!scales)
-            return making_refuse(m, t->file, "tensor %.80s is in FP8 and has no scale (%.60s_scale)", t->own, t->own);
+            return making_refuse(m, t->file, "tensor %.80s is in FP8 and has no scale (%.60s_scale); download it again",
+                                 t->own, t->own);
         scales->taken = 1;
         if (!connect(m, t, scales, block)) return 0;
     }

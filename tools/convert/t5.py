@@ -29,13 +29,13 @@ def read_config(c):
     """Return the configuration as a namespace, as hf.read_config does."""
     _, architectures = c.choose("model_type", hf.FAMILIES)
     sparse = c.raw("model_type") == "switch_transformers"
-    given = c.raw("architectures") or list(architectures)
+    given = c.raw("architectures", list(architectures))
     if given != list(architectures):
         raise FormatError(f"{c.path}: architectures {hf.short(given)} is not supported: expected {architectures[0]}")
     whole = lambda key, *default, least=1, most=1 << 20: c.get(key, int, *default, least=least, most=most)
     m = types.SimpleNamespace(
-        family="t5", width=whole("d_model", 512, least=4), heads=whole("num_heads", 8), head=whole("d_kv", 64),
-        ffn=whole("d_ff", 2048), vocabulary=whole("vocab_size", 32128, least=4, most=1 << 24),
+        path=c.path, family="t5", width=whole("d_model", 512, least=4), heads=whole("num_heads", 8),
+        head=whole("d_kv", 64), ffn=whole("d_ff", 2048), vocabulary=whole("vocab_size", 32128, least=4, most=1 << 24),
         buckets=whole("relative_attention_num_buckets", 32, least=4),
         most=whole("relative_attention_max_distance", 128, most=4096), epsilon=c.get("layer_norm_epsilon", float, 1e-6),
         tied=c.get("tie_word_embeddings", bool, True), shared=True, positions=POSITIONS,
@@ -57,6 +57,7 @@ def read_config(c):
     m.pad = c.get("pad_token_id", int, 0, least=0, most=m.vocabulary - 1)
     m.eos = c.get("eos_token_id", int, 1, least=0, most=m.vocabulary - 1)
     m.start = c.raw("decoder_start_token_id", m.pad)
+    hf.refuse_quantised(c)
     for key, values in hf.ONLY.items():
         if key != "task_specific_params":
             c.only(key, *values)
@@ -146,7 +147,7 @@ def put_feed_forward(b, m, side, layer):
 
 def build(m, stored, generation, tokens, files, say):
     """Return the metadata and tensors, as hf.build does."""
-    decode, b = hf.decode_meta(generation, m, tokens, say), hf.Builder(stored)
+    decode, b = hf.decode_meta(generation, m, tokens, say), hf.Builder(stored, m.path)
     meta = {"vocab.size": m.vocabulary, "model.width": m.width, "embedding.scale": 1.0,
             "token.bos": decode["token.bos"], "token.eos": decode["token.eos"], "token.pad": m.pad, "source.bos": 0,
             "source.eos": 1, "limit.source": m.positions, "limit.target": POSITIONS}

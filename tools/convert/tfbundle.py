@@ -110,6 +110,8 @@ def fields(data):
     at = 0
     while at < len(data):
         key, at = varint(data, at)
+        if not key >> 3:
+            raise FormatError("damaged record in the index")
         if key & 7 == 0:
             value, at = varint(data, at)
         elif key & 7 in (1, 2, 5):
@@ -246,7 +248,7 @@ def open_bundle(prefix):
         wanted = int(np.prod(shape, dtype=object)) * (2 if kind == "bfloat16" else np.dtype(kind).itemsize)
         if shard >= shards or size != wanted or not isinstance(f.get(6, b""), bytes) or len(f.get(6, b"")) != 4:
             raise FormatError(f"damaged record for tensor {name}")
-        if not os.path.exists(path):
+        if not os.path.lexists(path):
             raise FormatError(f"{path} is missing")
         if offset > os.path.getsize(path) or size > os.path.getsize(path) - offset:
             raise FormatError(f"tensor {name} exceeds {os.path.basename(path)}: truncated")

@@ -42,18 +42,22 @@ static size_t rank_of(const ranks *r, const char *data, size_t length) {
     return r->n;
 }
 
-/* Read the line "BASE64 RANK" of the next token, whose bytes are written to `out`. */
-static int read_line(ranks *r, const char *line, size_t length, char *out) {
-    const char *space = memchr(line, ' ', length);
+/* Read the line "BASE64 RANK" of the next token, whose bytes are written to `out`. The Python converter accepts ranks
+ * in any order; the last line may be cut. */
+static int read_line(ranks *r, const char *line, size_t length, int last, char *out) {
+    const char *space = memchr(line, ' ', length), *end = line + length;
     const size_t first = space ? (size_t)(space - line) : 0;
     const moe_span token = { out, decode(line, first, out) };
     char rank[24];
-    const int digits = snprintf(rank, sizeof rank, "%zu", r->n);
-    if (!token.length || token.length > BPE_MAX_PIECE || r->n == PACK_MAX_TOKENS ||
-        !text_is(line + first + 1, length - first - 1, rank) || digits < 1)
-        return making_unsupported(r->m, r->parts->file,
-                                  "line %zu is not a base64 token of at most %d bytes followed by its rank, %s",
-                                  r->n + 1, BPE_MAX_PIECE, rank);
+    snprintf(rank, sizeof rank, "%zu", r->n);
+    int whole = token.length && token.length <= BPE_MAX_PIECE && r->n < PACK_MAX_TOKENS && space + 1 < end;
+    for (const char *p = space; whole && ++p < end;) whole = *p >= '0' && *p <= '9';
+    const int in_order = whole && text_is(space + 1, (size_t)(end - space) - 1, rank);
+    if (!whole || (last && !in_order))
+        return making_refuse(r->m, r->parts->file,
+                             "line %zu is not a base64 token of at most %d bytes followed by its rank, %s: damaged",
+                             r->n + 1, BPE_MAX_PIECE, rank);
+    if (!in_order) return making_unsupported(r->m, r->parts->file, "the rank in line %zu is not %s", r->n + 1, rank);
     r->steps += token.length * token.length;
     if (rank_of(r, out, token.length) < r->n)
         return making_refuse(r->m, r->parts->file, "line %zu contains a duplicate token", r->n + 1);
@@ -141,7 +145,7 @@ int tiktoken_read(making *m, const char *path, pack_parts *parts) {
     for (size_t at = 0, length; at < file.size && good; at += length + 1) {
         const char *line = (const char *)file.data + at, *end = memchr(line, '\n', file.size - at);
         length = end ? (size_t)(end - line) : file.size - at;
-        good = read_line(&r, line, length - (length && line[length - 1] == '\r'), out);
+        good = read_line(&r, line, length - (length && line[length - 1] == '\r'), !end, out);
         if (good) out += r.tokens[r.n - 1].length;
     }
     parts->flags = BPE_NFC;

@@ -321,7 +321,7 @@ static moe_status knows_template(getter *g, const source_model *m, const char *f
 }
 
 /* Check the first bytes of a GGUF file, or of the first part of a split one: its chat template follows its tokens. */
-static moe_status check_gguf(getter *g, const source_model *m, char why[WHY], moe_error *error) {
+static moe_status check_gguf(getter *g, const source_model *m, char why[WHY], int *python, moe_error *error) {
     const source_file *f = NULL;
     text_bytes begin = { 0 };
     char what[2 * SOURCE_NAME + 16];
@@ -335,18 +335,19 @@ static moe_status check_gguf(getter *g, const source_model *m, char why[WHY], mo
     snprintf(what, sizeof what, "the beginning of %s", f->name);
     const fetch_from from = { f->url, token_of(g, m->name.kind), what };
     const moe_status status = fetch_begin(g->net, &from, (size_t)most, &begin, error);
-    if (!status) gguf_check((moe_span){ begin.data, begin.length }, f->name, why, WHY);
+    if (!status) *python = gguf_check((moe_span){ begin.data, begin.length }, f->name, why, WHY);
     text_bytes_free(&begin);
     return status && fetch_status(g->net) >= 400 && fetch_status(g->net) < 500 ? MOE_OK : status;
 }
 
-/* Explain why the Python converter is needed, or write "". */
-static moe_status find_reader(getter *g, const source_model *m, char why[WHY], moe_error *error) {
+/* Explain why the model has no reader in C, or write "". Set *python to 1 if the Python converter may read it. */
+static moe_status find_reader(getter *g, const source_model *m, char why[WHY], int *python, moe_error *error) {
     int safetensors = 0, known = 1;
     text_bytes data = { 0 };
     why[0] = '\0';
+    *python = 1;
     if (m->name.kind == SOURCE_FIREFOX) return MOE_OK;
-    if (*m->name.file) return check_gguf(g, m, why, error);
+    if (*m->name.file) return check_gguf(g, m, why, python, error);
     for (size_t i = 0; i < m->n; i++)
         safetensors |= text_ends_with(m->files[i].name, strlen(m->files[i].name), ".safetensors");
     moe_status status = fetch_small(g, m, "config.json", &data, error);
@@ -355,7 +356,9 @@ static moe_status find_reader(getter *g, const source_model *m, char why[WHY], m
     cJSON *config = status || !data.length ? NULL : source_json(data.data, data.length);
     const char *family = text_member(config, "model_type");
     if (!family || !source_safe_name(family)) family = "unknown"; /* it is printed */
-    if (!safetensors) snprintf(why, WHY, "it has no *.safetensors");
+    *python = decoder_family_named(family) || text_is_listed(decoder_python_types, family, strlen(family));
+    if (!*python) snprintf(why, WHY, "models of type %.40s are not supported", family);
+    else if (!safetensors) snprintf(why, WHY, "it has no *.safetensors");
     else if (!decoder_family_named(family)) snprintf(why, WHY, "models of type %.40s have no reader in C", family);
     else if (!status && !(status = knows_template(g, m, family, &known, error)) && !known)
         snprintf(why, WHY, "its chat template is unknown here");
@@ -378,8 +381,8 @@ static void print_metrics(const source_model *m) {
 }
 
 /* Print size, licence, source and folder of a model. */
-static void announce(const getter *g, const source_model *m, const char *folder, const char *origin,
-                     const char *why_python) {
+static void announce(const getter *g, const source_model *m, const char *folder, const char *origin, const char *why,
+                     int python) {
     int least;
     char size[32];
     const uint64_t bytes = source_bytes(m, &least);
@@ -390,8 +393,11 @@ static void announce(const getter *g, const source_model *m, const char *folder,
     if (!*m->licence || strcmp(m->licence, "other") == 0) fprintf(stderr, "; read it at %s", origin);
     fprintf(stderr, "\n  size:    %s%s, %zu files\n", least ? "at least " : "", megabytes(bytes, size), m->n);
     fprintf(stderr, "  source:  %s\n  folder:  %s\n", origin, folder);
-    if (*why_python)
-        fprintf(stderr, "  to use it, the Python converter is needed (tools/convert/convert.py): %s\n", why_python);
+    if (*why)
+        fprintf(stderr, "  %s: %s\n",
+                python ? "to use it, the Python converter is needed (tools/convert/convert.py)"
+                       : "no converter reads it",
+                why);
     for (size_t i = 0; i < m->n && g->o->dry_run; i++) {
         const source_file *f = &m->files[i];
         const uint64_t one = f->bytes != SOURCE_UNKNOWN ? f->bytes : f->unpacked;
@@ -518,11 +524,11 @@ static int are_published(const source_model *m) {
 /* Fetch a model from the source that has it. */
 static int fetch_model(getter *g, const source_model *m) {
     char folder[STORE_PATH], size[32], why[WHY], *origin = origin_of(g, m);
-    int lock, status = -1;
+    int lock, python, status = -1;
     moe_error e;
     if (!origin) return text_out_of_memory(&e), failed(&e);
-    if (store_folder(m->name.id, folder, &e) || find_reader(g, m, why, &e)) return free(origin), failed(&e);
-    announce(g, m, folder, origin, why);
+    if (store_folder(m->name.id, folder, &e) || find_reader(g, m, why, &python, &e)) return free(origin), failed(&e);
+    announce(g, m, folder, origin, why, python);
     status = g->o->dry_run ? EXIT_DONE : accept_licence(g, m);
     if (status < 0 && store_lock(folder, &stop_signal, g->o->quiet ? NULL : on_waiting, &lock, &e)) status = failed(&e);
     else if (status < 0) {

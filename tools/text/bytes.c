@@ -16,6 +16,8 @@ moe_status text_fail(moe_error *error, moe_status code, const char *where, const
     va_start(arguments, format);
     vsnprintf(error->message, sizeof error->message, format, arguments);
     va_end(arguments);
+    text_clean(error->where);
+    text_clean(error->message);
     return code;
 }
 
@@ -118,6 +120,14 @@ void text_append_clean(text_bytes *bytes, const char *data, size_t length) {
         i += run;
     }
     text_append(bytes, "", 0);
+}
+
+void text_clean(char *text) {
+    const char *instead;
+    for (size_t at = 0, skip = 1, length = strlen(text); at < length && skip; at += skip) {
+        at += text_fit(text + at, length - at, &skip, &instead);
+        memset(text + at, *instead == ' ' ? ' ' : '?', skip);
+    }
 }
 
 void text_clear(text_bytes *bytes) { bytes->length = 0, bytes->failed = 0; }

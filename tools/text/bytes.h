@@ -47,9 +47,10 @@ void text_printf(text_bytes *bytes, const char *format, ...) /* appends at most 
 #endif
     ;
 void text_append_float(text_bytes *bytes, float value); /* the shortest decimal that parses to this float */
-/* Append text that is safe for terminals: replace controls and invalid UTF-8 with U+FFFD, line ends with spaces; keep
- * TABs. */
+/* Append text that is safe for terminals: replace controls and invalid UTF-8 with U+FFFD, line ends and TABs with
+ * spaces. */
 void text_append_clean(text_bytes *bytes, const char *data, size_t length);
+void text_clean(char *text); /* the same in place, with ? instead of U+FFFD */
 /* Find the first unsafe bytes. Return the number of safe bytes before them. Set *skip to the number of unsafe bytes (0
  * if none) and *instead to their replacement. */
 size_t text_fit(const char *data, size_t length, size_t *skip, const char **instead);

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* memmem */
 
 #include "tools/text/open.h"
+#include "tools/convert/convert.h"
 #include "tools/convert/gguf.h"
 #include "tools/convert/packed.h"
 #include "tools/text/contained.h"
@@ -196,11 +197,12 @@ const char *text_without_file(const char *file, const char *message) {
 }
 
 moe_status text_name_error(const char *file, moe_status status, moe_error *error) {
+    enum { LEAST = 24 }; /* bytes for the name; the message is more important */
     char message[sizeof error->message];
     if (!status || !error || !file || text_without_file(file, error->message) > error->message) return status;
     snprintf(message, sizeof message, "%s", error->message);
     const size_t length = strlen(file), said = strlen(message),
-                 room = sizeof message - (said < sizeof message - 64 ? said : sizeof message - 64) - 6;
+                 room = sizeof message - (said < sizeof message - LEAST ? said : sizeof message - LEAST) - 6;
     const int n = snprintf(error->message, sizeof message, "%s%s: ", length > room ? "..." : "",
                            length > room ? file + length - room : file);
     snprintf(error->message + n, sizeof message - (size_t)n, "%s", message);
@@ -231,20 +233,27 @@ static const struct {
                 { ".gguf", "gguf", "", 0, { "GGUF", 4 } } };
 enum { FOREIGN = sizeof foreign / sizeof *foreign, GGUF = FOREIGN - 1, BEGIN = 1 << 16 };
 
-/* Keys of config.json or of a GGUF file, and the values that the converter supports, separated by spaces.
- * tests/convert/test_layouts.py compares them with the converter's. */
+/* Keys of config.json or of a GGUF file, and the values that the converter supports, separated by spaces. */
+static const char types[] =
+#define FAMILY(name, class, architecture, ...) name " "
+#define PYTHON(types) types
+#include "tools/convert/decoder.inc"
+    ;
+static const char architectures[] =
+#define FAMILY(name, class, architecture, ...) architecture " "
+#include "tools/convert/decoder.inc"
+    ;
+static const char pre[] =
+#define PRE(name, ...) name " "
+#include "tools/convert/decoder.inc"
+    "default";
 static const struct {
     const char *layout, *key, *values;
     int required;
-} supported[] = {
-    { "hf", "model_type",
-      "m2m_100 nllb-moe nllb_moe marian t5 mt5 umt5 switch_transformers hy_v3 hunyuan_v1_dense hunyuan_v1_moe "
-      "qwen3_moe qwen3 qwen2 llama mistral mixtral",
-      1 },
-    { "gguf", "general.architecture", "hy_v3 hunyuan-dense hunyuan-moe qwen3moe qwen3 qwen2 llama", 1 },
-    { "gguf", "tokenizer.ggml.model", "gpt2 llama", 0 },
-    { "gguf", "tokenizer.ggml.pre", "hunyuan-dense hunyuan qwen2 smollm gpt-2 default llama-bpe llama3 llama-v3", 0 }
-};
+} supported[] = { { "hf", "model_type", types, 1 },
+                  { "gguf", "general.architecture", architectures, 1 },
+                  { "gguf", "tokenizer.ggml.model", "gpt2 llama", 0 },
+                  { "gguf", "tokenizer.ggml.pre", pre, 0 } };
 enum { SUPPORTED = sizeof supported / sizeof *supported };
 
 static size_t foreign_of(const char *name) {
@@ -301,6 +310,7 @@ static void say(moe_error *error, const char *format, ...) {
     va_start(arguments, format);
     if (vsnprintf(error->message + said, room, format, arguments) >= (int)room) error->message[said] = 0;
     va_end(arguments);
+    text_clean(error->message);
 }
 
 /* Return 1 if the converter supports a model, given the start of its file or config.json. Otherwise append the reason.
@@ -318,6 +328,7 @@ static int can_convert(size_t row, moe_span data, moe_error *error) {
                        row == GGUF ? "its header" : "config.json"),
                    0;
         if (!value.data || text_is_listed(supported[i].values, value.data, value.length)) continue;
+        if (strstr(error->message, key)) return 0; /* the converter in C has said so */
         say(error, "; the converter does not support its %s %.*s", key, (int)(value.length < 40 ? value.length : 40),
             value.data);
         say(error, ": expected one of %s", supported[i].values);
@@ -336,12 +347,17 @@ static void say_command(size_t found, const char *path, size_t length, const cha
 }
 
 void text_say_how_to_convert(const char *path, moe_error *error) {
-    static const char pointer[] = "version https://git-lfs.github.com/spec/";
-    const char *slash = system_slash(path);
-    char *data = error ? malloc(BEGIN) : NULL;
+    const char *slash = system_slash(path), *impostor = NULL;
+    char why[160], *data = error ? malloc(BEGIN + 1) : NULL;
     size_t length = strlen(path), found = FOREIGN;
     DIR *dir = data ? opendir(path) : NULL;
     text_bytes name = { 0 };
+    if (dir && !text_is_published(path)) {
+        if (convert_explain(path, why, sizeof why)) say(error, "; %s", why);
+        closedir(dir);
+        free(data);
+        return;
+    }
     if (dir) {
         found = foreign_in(dir, &name);
         closedir(dir);
@@ -354,8 +370,11 @@ void text_say_how_to_convert(const char *path, moe_error *error) {
         if (!slash) path = ".";
         length = slash && slash > path ? (size_t)(slash - path) : 1;
     }
-    if (size >= strlen(pointer) && memcmp(data, pointer, strlen(pointer)) == 0) {
-        say(error, "; it is a Git LFS pointer, not the model: run 'git lfs pull' in its repository");
+    if (data) data[size] = 0;
+    if (size && (impostor = packed_impostor(data))) {
+        say(error, "; %s", impostor);
+    } else if (!dir && packed_matches(packed_unfinished, path)) {
+        say(error, "; an unfinished download: finish it");
     } else if (found < FOREIGN) {
         if (strcmp(foreign[found].layout, "hf") == 0) size = read_begin(path, length, "config.json", data);
         if (can_convert(found, (moe_span){ data, size }, error))
