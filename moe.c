@@ -3195,12 +3195,16 @@ MOE_ISA_STATIC void K(heads)(const moe_heads *h, size_t rows) {
 /* Keep a sum in a register; otherwise gcc 12 stores it at every step of a nested loop. */
 #define MOE_HOLD(sum) __asm__("" : "+v"(sum))
 /* Return 1 if a tile has so few rows that memory limits its speed. Such tiles read the weights in order, the fastest
- * way: block by block, prefetching each line 6 KB ahead. 256-bit tiles always read in order. */
+ * way: block by block, prefetching each line far ahead into the second-level cache, then into the first. 256-bit tiles
+ * always read in order. */
 #define MOE_FEW(type, rows) (MOE_WIDTH == 8 || (rows) <= ((type) == MOE_TYPE_Q8 ? 4 : 2))
 
-/* Prefetch the weights of step i: `ask` lines into the first-level cache or, if `ask` < 0, -ask into the second. */
-MOE_ISA_INLINE void K(ask)(const char *next, size_t i, const int ask) {
+/* Prefetch the weights of step i: `ask` lines into the first-level cache or, if `ask` < 0, -ask into the second; also
+ * `ask` lines that are `far` bytes farther on into the second, if far > 0. */
+MOE_ISA_INLINE void K(ask)(const char *next, size_t i, const int ask, const size_t far) {
     MOE_UNROLL_FOR (int n = 0; n < ask; n++) __builtin_prefetch(next + (i * (size_t)ask + (size_t)n) * 64);
+    MOE_UNROLL_FOR (int n = 0; far && n < ask; n++)
+        __builtin_prefetch(next + far + (i * (size_t)ask + (size_t)n) * 64, 0, 2);
     MOE_UNROLL_FOR (int n = 0; n < -ask; n++) __builtin_prefetch(next + (i * (size_t)-ask + (size_t)n) * 64, 0, 2);
 }
 
@@ -3234,10 +3238,10 @@ MOE_ISA_INLINE void K(q8_line)(const moe_matrix *m, const int8_t *x, const char 
  * rows have too few sums to hide the latency, so `lines` lines of 16 outputs x 4 columns are summed separately. */
 MOE_ISA_INLINE void K(q8_sums)(const moe_matrix *m, const int8_t *x, const char *w, size_t cols, Q sum[8][8],
                                const int rows, const int wide, const int lines, const int started, const char *next,
-                               const int ask) {
+                               const int ask, const size_t far) {
     const size_t steps = cols / 4 / (size_t)lines;
     for (size_t step = 0; step < steps; step++, w += 64 * lines, x += 4 * lines) {
-        K(ask)(next, step, ask);
+        K(ask)(next, step, ask, far);
         K(q8_line)(m, x, w, sum, 0, rows, wide, started);
         if (lines > 1) K(q8_line)(m, x + 4, w + 64, sum, wide, rows, wide, started);
         if (lines > 2) K(q8_line)(m, x + 8, w + 128, sum, 2 * wide, rows, wide, started);
@@ -3250,7 +3254,7 @@ MOE_ISA_INLINE void K(q8_sums)(const moe_matrix *m, const int8_t *x, const char 
  * `apart` is 1, low and high nibbles are summed separately, so fewer products wait for the previous one. */
 MOE_ISA_INLINE void K(q4_sums)(const moe_matrix *m, const int8_t *x, const int8_t *x_sums, const char *w,
                                const int8_t *sub, size_t cols, Q sum[8][8], const int rows, const int wide,
-                               const int apart, const int mids, const char *next, const int ask) {
+                               const int apart, const int mids, const char *next, const int ask, const size_t far) {
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
     const size_t side_bytes = groups / 2 * (mids ? 6 : 2) * 16;
     for (size_t g = 0; g < cols / MOE_Q4_GROUP; g++, sub += 16, x_sums += 2) {
@@ -3262,7 +3266,7 @@ MOE_ISA_INLINE void K(q4_sums)(const moe_matrix *m, const int8_t *x, const int8_
             }
         MOE_UNROLL_FOR (size_t u = 0; u < 4; u++, w += 64, x += 8) { /* a line is 16 outputs x 8 columns */
             Q low[3], high[3];
-            K(ask)(next, g * 4 + u, ask);
+            K(ask)(next, g * 4 + u, ask, far);
             MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
                 const Q line = I(load)(w + moe_register_at(v * MOE_WIDTH, groups * 256, 4));
                 low[v] = I(nibbles)(line, 0);
@@ -3332,11 +3336,11 @@ MOE_ISA_INLINE void K(put_sums)(const moe_linear *l, size_t row, const moe_colum
 }
 
 /* Compile the loops for n prefetches per step; cases that cannot occur are empty. */
-#define MOE_ASK(n)                                                                                          \
-    case n:                                                                                                 \
-        if (few || blocked ? (n) != 0 && (n) != lines : abs(n) > blocks) break;                             \
-        if (type == MOE_TYPE_Q8) K(q8_sums)(m, c->x, c->w, span, sum, rows, wide, lines, started, next, n); \
-        else K(q4_sums)(m, c->x, c->x_sums, c->w, c->sub, span, sum, rows, wide, apart, mids, next, n);     \
+#define MOE_ASK(n)                                                                                               \
+    case n:                                                                                                      \
+        if (few || blocked ? (n) != 0 && (n) != lines : abs(n) > blocks) break;                                  \
+        if (type == MOE_TYPE_Q8) K(q8_sums)(m, c->x, c->w, span, sum, rows, wide, lines, started, next, n, far); \
+        else K(q4_sums)(m, c->x, c->x_sums, c->w, c->sub, span, sum, rows, wide, apart, mids, next, n, far);     \
         break;
 
 /* Bytes of sides for 64 columns of a block. With 8-bit codes the number depends on the format before expansion. */
@@ -3358,6 +3362,7 @@ MOE_ISA_INLINE void K(columns)(const moe_linear *l, const int32_t *start, size_t
     const moe_matrix *m = l->w;
     const int few = MOE_FEW(type, rows) && blocks == 1, wide = MOE_TOGETHER(type, rows, blocks * 16 / MOE_WIDTH);
     const int lines = few && type == MOE_TYPE_Q8 ? MOE_ISA_LINES(rows) : 1, apart = few && MOE_ISA_VNNI;
+    const size_t far = few ? MOE_FAR_AHEAD - MOE_AHEAD : 0;
     const int mids = type == MOE_TYPE_Q4M, parts = mids || (type == MOE_TYPE_Q8 && blocked && m->parts);
     size_t span = blocked ? MOE_Q8_COLS : m->cols_padded;
     int32_t taken[8];
@@ -3614,8 +3619,9 @@ MOE_AVX2_INLINE void moe_lanes_code_sums_avx2(const int8_t *q, int16_t sums[2]) 
     }
 }
 
-/* Prefetch distance in bytes, tuned on Zen 5 with weights in L2, L3 and DRAM. Prefetching past the end is harmless. */
-enum { MOE_AHEAD = 6144 };
+/* Prefetch distances in bytes into the first-level and second-level cache, tuned on Sapphire Rapids: from DRAM, a row
+ * of Q4 is 10 to 20% faster than with one distance. Prefetching past the end is harmless. */
+enum { MOE_AHEAD = 4096, MOE_FAR_AHEAD = 12288 };
 
 /* ---- Quantised tiles ---- */
 
