@@ -10,8 +10,8 @@ import sys
 from collections.abc import AsyncIterator
 
 import moe_translate
-from moe_translate import (AvailableModel, CallOptions, Hypothesis, Link, LocalModel, Model, MoeError, Options, Result,
-                           Stats, Term, Text, TextError, Translator)
+from moe_translate import (AvailableModel, CallOptions, Hypothesis, Link, Live, LocalModel, Model, MoeError, Options, Result,
+                           Shown, Stats, Term, Text, TextError, Translator)
 
 path: str = sys.argv[1] if len(sys.argv) > 1 else moe_translate.default_model()
 version: str = moe_translate.__version__
@@ -93,6 +93,10 @@ with Translator(model, target="de", glossary={"Mary": "Mary"}, beam=2, rerank=0,
     assert asyncio.run(ask(translator))[0] == text
     shown: Text = Text("It rains.", before="", draft="Es regnet.")
     assert translator.translate([shown])[0] == text and not shown.before
+    live: Live = Live(translator, target="de", source="en", beam=2)
+    view: Shown = live.update("It rains. The sun does not", paused=True)
+    assert view.text.startswith(view.stable) and view.stable == text and not view.final
+    assert live.finish("It rains.") == Shown(text, text, True)
     counts: list[int] = []
     narrow: CallOptions = {"beam": 1}
     cells: list[str | None] = translator.translate(["It rains.", None, float("nan")], progress=counts.append, **narrow)

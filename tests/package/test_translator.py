@@ -1219,6 +1219,25 @@ def examples_of_the_readme_run():
     assert not run.returncode and all(x in said for x in ("Es regnet.", "None, None,", "Buenos días", "4/4")), said
 
 
+@test
+def a_growing_text():
+    line = "The contract was signed yesterday in Lisbon. When does the train leave?"
+    with Translator(MODEL, target="de", beam=2) as translator:
+        live, shown = moe_translate.Live(translator), []
+        words = line.split()
+        for n in range(1, len(words) + 1):
+            shown.append(live.update(" ".join(words[:n])))
+        assert [x.text for x in shown[:2]] == ["", ""] and not any(x.final for x in shown)
+        assert all(x.text.startswith(x.stable) for x in shown)
+        assert shown[6].stable == translator.translate("The contract was signed yesterday in Lisbon."), shown[6]
+        assert live.finish(line) == moe_translate.Shown(translator.translate(line), translator.translate(line), True)
+        assert live.update("").text == ""
+        for text in "a\0b", "\ud800":
+            assert_raises(MoeError, live.update, text)
+        assert_raises(TypeError, live.update, b"a")
+        assert_raises(MoeError, moe_translate.Live, translator, target="xx")
+
+
 def checked_by_mypy(program):
     """Return the errors that mypy --strict reports for a program."""
     with tempfile.TemporaryDirectory() as folder:

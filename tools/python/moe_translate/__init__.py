@@ -5,14 +5,15 @@ Translator("model.bin", target="de").translate("Where is my book?")
 """
 
 from .local import AvailableModel, LocalModel, available, get, models
+from .live import Live, Shown
 from .text import Text
 from .translator import (Hypothesis, Link, Model, MoeError, Result, Stats, Term, TextError, Translator, cached,
                          default_model, options, version)
 from .typed import CallOptions, Options
 
-__all__ = ["AvailableModel", "CallOptions", "Hypothesis", "Link", "LocalModel", "Model", "MoeError", "Options", "Result",
-           "Stats", "Term", "Text", "TextError", "Translator", "available", "cached", "default_model", "get", "models",
-           "options", "version"]
+__all__ = ["AvailableModel", "CallOptions", "Hypothesis", "Link", "Live", "LocalModel", "Model", "MoeError", "Options",
+           "Result", "Shown", "Stats", "Term", "Text", "TextError", "Translator", "available", "cached",
+           "default_model", "get", "models", "options", "version"]
 
 __version__: str
 

@@ -373,6 +373,7 @@ class Engine:
         request.text, request.length = text[0], text[1]
         request.context, request.context_length = before
         request.draft, request.draft_length = draft
+        request.quick = getattr(job.text, "quick", 0)
         request.given, request.given_length = given[0], given[1]
         request.ids, request.n_ids, request.limit = ids, len(ids or ()), call.limit
         request.task, request.source, request.target = call.task, call.source, call.target

@@ -30,7 +30,14 @@ class Request(ctypes.Structure):
                 ("place", c_void_p), ("drop", c_void_p), ("context", c_char_p), ("context_length", c_size_t),
                 ("partial", c_void_p), ("ids", POINTER(c_int32)), ("n_ids", c_size_t), ("limit", c_size_t),
                 ("sampling", c_void_p), ("routing", c_void_p), ("draft", c_char_p), ("draft_length", c_size_t),
-                ("memory", c_void_p), ("next_token", c_void_p)]
+                ("memory", c_void_p), ("next_token", c_void_p), ("quick", c_int)]
+
+
+LIVE_GROWING, LIVE_PAUSED, LIVE_FINAL = range(3)  # moetext_live_state
+
+
+class LiveView(ctypes.Structure):
+    _fields_ = [("text", c_void_p), ("length", c_size_t), ("stable", c_size_t), ("final", c_int)]
 
 
 class Link(ctypes.Structure):
@@ -175,6 +182,12 @@ FUNCTIONS = {  # name: (result type, argument types)
     "moetext_html_pieces": (c_void_p, [c_void_p, c_size_t, POINTER(c_size_t)]),
     "moetext_html_place_pieces": (c_void_p, [c_void_p, c_size_t, c_char_p, c_size_t, POINTER(c_size_t)]),
     "moetext_html_write": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(c_size_t)]),
+    "moetext_live_new": (c_int, [POINTER(c_void_p), POINTER(Error)]),
+    "moetext_live_free": (None, [c_void_p]),
+    "moetext_live_give": (c_int, [c_void_p, c_char_p, c_size_t, c_int, POINTER(Error)]),
+    "moetext_live_next": (c_int, [c_void_p, POINTER(Request)]),
+    "moetext_live_take": (c_int, [c_void_p, c_char_p, c_size_t, POINTER(Error)]),
+    "moetext_live_shown": (LiveView, [c_void_p]),
     "moetext_cancel": (None, [c_void_p]),
     "moetext_stats_sized": (None, [c_void_p, c_void_p, c_size_t]),
     "moetext_translate": (c_int, [c_void_p, PULL, DONE, c_void_p, POINTER(Error)]),
