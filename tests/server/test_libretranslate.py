@@ -117,7 +117,7 @@ def every_documented_endpoint_matches():
 def the_specification_lists_all_routes():
     with serving() as server:
         status, spec = server.ask("/spec")
-        assert status == 200 and spec["openapi"] == "3.0.3" and len(spec["paths"]) == 22
+        assert status == 200 and spec["openapi"] == "3.0.3" and len(spec["paths"]) == 23
         for path, methods in spec["paths"].items():
             for method in ("get", "post"):
                 status, _ = server.ask(path, {} if method == "post" else None, method=method.upper())

@@ -187,6 +187,22 @@ def a_text_is_translated_and_copied():
 
 
 @page_test
+def a_translation_grows_with_the_text():
+    words = "The contract was signed yesterday in Lisbon by both".split()
+    with serving() as server, browsing() as browser, page_of(browser, server) as page:
+        page.run("source.value = 'en'; target.value = 'de'")
+        for n in range(1, len(words) + 1):  # without the timer that translates the whole text
+            page.run(f"input.value = {json.dumps(' '.join(words[:n]))}; input.oninput(); clearTimeout(timer)")
+        page.wait("out.textContent.startsWith('Der Vertrag') && !busy && session.length === 32")
+        page.run("session = '0'.repeat(32)")  # a session that has ended
+        assert page.translated("It rains.") == "Es regnet."
+        page.run("input.value = 'It rains. It rains.'; input.oninput(); clearTimeout(timer)")
+        page.wait("!busy && !session")
+        page.run("input.value = 'It rains. It rains. It'; input.oninput(); clearTimeout(timer)")
+        page.wait("out.textContent.startsWith('Es regnet. Es regnet.') && session.length === 32")
+
+
+@page_test
 def swap_uses_the_detected_language():
     with serving() as server, browsing() as browser, page_of(browser, server) as page:
         page.run("source.value = 'auto'; target.value = 'en'")

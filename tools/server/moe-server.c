@@ -463,6 +463,7 @@ static void on_tick(server *s) {
     requests_look(s);
     fetching_look(s);
     files_drop_old(s);
+    live_drop_old(s);
     http_end_slow(s);
     trim_memory(s);
     backends_tidy(s);
@@ -525,8 +526,8 @@ static int serve(reloading *r) {
     return status >= 0 ? status : s->broken ? EXIT_MODEL : EXIT_DONE;
 }
 
-static const route *const interfaces[] = { libre_routes,  file_routes,     deepl_routes,  openai_routes,
-                                           ollama_routes, fetching_routes, status_routes, NULL };
+static const route *const interfaces[] = { libre_routes, file_routes,     deepl_routes,  openai_routes, ollama_routes,
+                                           live_routes,  fetching_routes, status_routes, NULL };
 
 int main(int argc, char **argv) {
     server s = { .interfaces = interfaces,
@@ -547,6 +548,7 @@ int main(int argc, char **argv) {
     if (status < 0) status = serve(&r);
     for (backend *b = s.backend, *previous; b; b = previous) previous = b->previous, backend_free(b);
     files_free(&s);
+    live_free(&s);
     fetching_end(&s);
     setup_free(s.setup);
     if (s.log_file) close(s.log_file);

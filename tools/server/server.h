@@ -4,6 +4,7 @@
  *   backend.c      models and their translators
  *   libre.c ...    HTTP interfaces, each with a table of routes and its `dialect`s
  *   fetching.c     local and available models; runs moe-get
+ *   growing.c      live texts
  *   openai.c       OpenAI's API; ollama.c: Ollama's
  *   chat.c         answer messages, for both
  *   shape.c        messages whose lines are translated one by one
@@ -82,9 +83,11 @@ typedef struct server server;
 typedef struct request request;
 typedef struct backend backend;
 typedef struct route route;
-typedef struct chat chat;         /* defined in chat.h */
-typedef struct experts experts;   /* defined in experts.c */
-typedef struct fetching fetching; /* defined in fetching.c */
+typedef struct chat chat;                   /* defined in chat.h */
+typedef struct experts experts;             /* defined in experts.c */
+typedef struct fetching fetching;           /* defined in fetching.c */
+typedef struct live_session live_session;   /* defined in growing.c */
+typedef struct live_sessions live_sessions; /* defined in growing.c */
 
 typedef enum request_state {
     REQUEST_READING, /* the body is being received                                             */
@@ -193,6 +196,9 @@ struct request {
     text_bytes file;                    /* name of an uploaded file */
     char fetched[FETCHED];              /* part of the path after a route that ends in '/' */
     chat *chat;                         /* OpenAI */
+    char live_id[36];                   /* a live text: its session, or "" */
+    int live_state, live_quick;         /* moetext_live_state; 1 if a quick translation is under way */
+    live_session *live;                 /* session on whose text this request works; may be NULL */
 
     text_bytes lines; /* output of a stream, starting at byte lines_from */
     size_t lines_from;
@@ -297,6 +303,7 @@ enum { DIRECTIONS = 256 }; /* maximum number of counted directions */
 struct server {
     setup *_Atomic setup;
     fetching *fetching;             /* NULL before the first use; guarded by `lock` */
+    live_sessions *live;            /* NULL before the first use; guarded by `lock` */
     int wants_reload;               /* 1 after a model was fetched; guarded by `lock` */
     backend *backend;               /* the current one, followed by those that are ending; guarded by `lock` */
     const route *const *interfaces; /* tables of routes, ended by NULL */
@@ -387,13 +394,17 @@ struct route {                 /* a table of routes ends with a NULL method */
     const dialect *dialect;                             /* NULL if no body is read */
 };
 
-extern const route libre_routes[], file_routes[], deepl_routes[], openai_routes[], ollama_routes[], fetching_routes[],
-    status_routes[];
+extern const route libre_routes[], file_routes[], deepl_routes[], openai_routes[], ollama_routes[], live_routes[],
+    fetching_routes[], status_routes[];
 
 /* Collect the output of moe-get; set wants_reload after it has fetched a model. */
 void fetching_look(server *s);
 /* Stop moe-get, and free everything. */
 void fetching_end(server *s);
+
+/* End sessions that were not used for some time. */
+void live_drop_old(server *s);
+void live_free(server *s);
 
 extern const char *const file_endings[]; /* extensions of the files that files.c translates, ended by NULL */
 void files_drop_old(server *s);
@@ -407,6 +418,8 @@ void translation_begin(server *s, text_item *item, moetext_request *next);
 int translation_done(server *s, text_item *item, const moetext_result *result);
 void translation_end(server *s, request *req, const text_item *item);
 
+/* Refuse a request whose languages are not supported. */
+void check_languages(request *req);
 /* Check a request, queue its texts, and let its dialect send the answer when all texts are done. */
 enum MHD_Result answer_translate(server *s, request *req);
 size_t request_count(const request *req); /* return the number of texts or documents */

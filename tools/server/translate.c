@@ -278,7 +278,8 @@ static int leads(const backend *b, const char *source, const char *target) {
     return from == to || moetext_model_hops(b->model, (size_t)from, (size_t)to);
 }
 
-static void check_languages(request *req, const dialect *d) {
+void check_languages(request *req) {
+    const dialect *d = req->route->dialect;
     const backend *b = req->backend;
     const int known = moetext_model_language_count(b->model) > 0;
     if (!req->target[0]) bad_request(req, "Invalid request: missing %s parameter", d->target);
@@ -402,7 +403,7 @@ enum MHD_Result answer_translate(server *s, request *req) {
     }
     if (strcmp(req->source, "auto") == 0) req->source[0] = 0;
     if (d->check) d->check(s, req);
-    if (!req->refusal && d->target && !req->prompt && req->n_items) check_languages(req, d);
+    if (!req->refusal && d->target && !req->prompt && req->n_items) check_languages(req);
     if (!req->refusal) open_glossary(req);
     if (!req->refusal) open_memory(req);
     if (!req->refusal && !quota_take(s, req))
