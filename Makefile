@@ -178,7 +178,7 @@ $(BIN)/$(call shared_name,libmoetext): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoetext,$(SONUMBER))
 
 # Objects that programs for text share.
-$(BUILD)/libtext.a: $(addprefix $(BUILD)/,console.o program.o lines.o live_lines.o options.o output.o routing.o json.o measure.o \
+$(BUILD)/libtext.a: $(addprefix $(BUILD)/,console.o program.o lines.o live_lines.o cues.o options.o output.o routing.o json.o measure.o \
 	passes.o calibration.o ranking.o) $(TEXT_OBJECTS)
 	rm -f $@
 	$(AR) rcs $@ $^

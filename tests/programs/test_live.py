@@ -130,6 +130,82 @@ def a_file_gets_final_lines_only():
             assert file.read() == run([], b"The contract was signed.").stdout
 
 
+SUBRIP = """1
+00:00:01,000 --> 00:00:02,500
+Where is my book?
+
+2
+00:00:02,600 --> 00:00:04,000
+The weather is beautiful today,
+and I would like
+
+3
+00:00:04,100 --> 00:00:06,000
+to go home.
+
+4
+00:00:08,100 --> 00:00:09,000
+- Hello!
+- Good <i>morning</i>.
+
+5
+00:00:10,100 --> 00:00:12,000
+It rains
+
+6
+00:00:19,100 --> 00:00:20,000
+in the house
+"""
+WEBVTT = """\ufeffWEBVTT Kind: captions
+
+NOTE It rains.
+It rains.
+
+intro
+00:01.000 --> 00:02.500 align:start position:0%
+It rains.
+
+
+00:00:02.500 --> 00:00:03.000
+It rains.
+
+STYLE
+::cue { color: red }
+"""
+
+
+def texts_of(subtitles):
+    """Return the times and texts of the cues."""
+    return [(block.split("\n")[1], block.split("\n")[2:]) for block in subtitles.strip().split("\n\n")]
+
+
+@test
+def subtitles_keep_their_times():
+    def translated(text):
+        return run([], text.encode()).stdout.decode()[:-1]
+
+    live = Live()
+    first, rest = SUBRIP.encode().split(b"\n\n", 1)
+    live.write(first + b"\n\n")
+    out = live.until(rb"\n\n")  # before the next cue
+    live.write(rest)
+    status, more, err = live.end()
+    found, given = texts_of((out + more).decode()), texts_of(SUBRIP)
+    assert (status, err) == (0, b"") and (out + more).count(b"\n") == SUBRIP.count("\n"), out + more
+    assert [x[0] for x in found] == [x[0] for x in given] and [len(x[1]) for x in found] == [len(x[1]) for x in given]
+    joined = " ".join(word for _, lines in found[1:3] for word in lines)
+    assert joined == translated("The weather is beautiful today, and I would like to go home."), joined
+    assert all(line for _, lines in found for line in lines), found
+    assert found[3][1] == [translated("- Hello!"), translated("- Good <i>morning</i>.")], found[3]
+    assert [found[4][1], found[5][1]] == [[translated("It rains")], [translated("in the house")]], found[4:]
+    wanted = WEBVTT.replace("%\nIt rains.", "%\nEs regnet.").replace("000\nIt rains.", "000\nEs regnet.")[1:]
+    done = run(["--live"], WEBVTT.replace("\n", "\r\n").encode())
+    assert (done.returncode, done.stdout.decode()) == (0, wanted), done
+    for text in "1\n\n2\nIt rains.\n", "12", "\n", "00:01 and later\n":  # other texts
+        done = run(["--live"], text.encode())
+        assert written(done.stdout) == written(run([], text.encode()).stdout) or text == "12", done
+
+
 @test
 def a_signal_stops_it():
     live = Live()

@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L /* poll */
 
 #include "tools/programs/live_lines.h"
+#include "tools/programs/cues.h"
 #include "tools/text/json.h"
 
 #include <errno.h>
@@ -32,6 +33,7 @@ typedef struct live_lines {
     int changed;  /* 1 if the line has changed since it was given to `live` */
     int paused;   /* 1 if it was given again after a pause */
 
+    cue_stream cues;
     int partials, terminal;    /* 1 to write unfinished lines; 1 if the output is a terminal */
     text_bytes written, block; /* the unfinished line as written; bytes to write */
     text_bytes shown, message;
@@ -175,6 +177,8 @@ static void work(live_lines *l, moetext_live_state state) {
 static void update(live_lines *l, moetext_live_state state) {
     const size_t length = l->line.length ? text_utf8_valid(l->line.data, l->line.length) : 0;
     l->changed = 0, l->paused |= state == MOETEXT_PAUSED;
+    if (l->cues.on > 0 || (!l->cues.on && (!length || !memchr(l->line.data, ' ', length))))
+        return; /* may be subtitles */
     if (!l->partials || l->line.length > TEXT_MAX_LINE || l->line.length - length > 3) return;
     if (moetext_live_give(l->live, l->line.data, length, state, NULL)) return; /* a NUL; the final line reports it */
     const moetext_live_view v = moetext_live_shown(l->live);
@@ -188,8 +192,48 @@ static void tell(live_lines *l) {
     program_error("line %llu: %s", (unsigned long long)l->number, l->message.data);
 }
 
+/* Write what the cues have to copy. */
+static void write_held(live_lines *l) {
+    text_bytes *held = &l->cues.held;
+    if (held->failed) text_out_of_memory(&l->error);
+    else program_write(&l->out, held->length ? held->data : "", held->length);
+    text_clear(held);
+}
+
+/* Translate the cues that are complete; words of the source remain if that fails. */
+static void write_cues(live_lines *l) {
+    const text_bytes *source = &l->cues.source;
+    const moetext_request request = { .text = source->length ? source->data : "", .length = source->length };
+    if (source->failed) text_out_of_memory(&l->error);
+    if (l->error.code || translate(l, &request)) return;
+    const text_bytes *words = l->shown.length ? &l->shown : source;
+    l->failed += l->status != MOE_OK;
+    tell(l);
+    text_clear(&l->block);
+    cues_write(&l->cues, words->length ? words->data : "", words->length, &l->block);
+    if (l->block.failed) text_out_of_memory(&l->error);
+    else program_write(&l->out, l->block.data, l->block.length);
+}
+
+/* Take a line of subtitles, or their end if `line` is NULL. Return 0 for a line that is not part of subtitles. */
+static int take_cue(live_lines *l, const char *line, size_t length) {
+    cue_step step;
+    while (!program_signal && !l->error.code && !l->out.error &&
+           (step = cues_take(&l->cues, line, length)) == CUE_TRANSLATE)
+        write_cues(l);
+    if (program_signal || l->error.code || l->out.error) return 1;
+    if (step == CUE_COPY || step == CUE_OTHER) write_held(l);
+    return step != CUE_OTHER;
+}
+
 /* Translate and write a whole line. */
 static void finish(live_lines *l) {
+    if (take_cue(l, l->line.length ? l->line.data : "", l->line.length)) {
+        l->number++;
+        text_clear(&l->line);
+        l->carriage = l->changed = l->paused = 0;
+        return;
+    }
     const moetext_request whole = { .text = l->line.data ? l->line.data : "", .length = l->line.length };
     moetext_live_view v = { .final = 1 };
     text_clear(&l->message);
@@ -235,6 +279,7 @@ static void run(live_lines *l) {
             finish(l);
         } else if (l->at_end) {
             if (l->line.length) finish(l);
+            take_cue(l, NULL, 0);
             return;
         } else if (!wait_for_input(l, l->changed ? 0 : l->line.length && !l->paused ? PAUSE : -1) && !l->at_end) {
             if (l->changed) update(l, MOETEXT_GROWING);
@@ -250,9 +295,11 @@ int program_live_run(const program_common *o, moetext *translator) {
     if (status >= 0) return status;
     l.terminal = isatty(l.out.fd) && isatty(STDERR_FILENO) && !o->json;
     l.partials = !(fstat(l.out.fd, &kind) == 0 && S_ISREG(kind.st_mode)) || o->json;
+    l.cues.on = o->json ? -1 : 0;
     if (moetext_live_new(&l.live, &l.error)) status = program_failed(&l.error);
     else run(&l), status = outcome(&l);
     moetext_live_free(l.live);
+    cues_free(&l.cues);
     text_bytes_free_all((text_bytes *[]){ &l.line, &l.written, &l.block, &l.shown, &l.message }, 5);
     return program_close_streams(o, l.in, &l.out, status);
 }

@@ -72,7 +72,7 @@ static const option_row own_rows[] = {
       .more =
           ". A carriage return starts the line again, a line break ends it. Output to a pipe has the same form; with "
           "--json, one object for each change: line, translation, stable (its beginning that will hardly change), "
-          "final",
+          "final. Subtitles (SubRip, WebVTT) keep their times",
       OPTION_FLAG(live) },
     { "json", NULL,
       "write one JSON object per line: source, prefix, model, translation, score, ids, token_logprobs, nbest",

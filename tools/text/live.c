@@ -60,6 +60,15 @@ size_t text_live_common(const char *a, size_t a_length, const char *b, size_t b_
     return at;
 }
 
+int text_live_ended(const char *data, size_t length) {
+    text_bytes longer = { 0 };
+    text_append(&longer, data, length);
+    text_append(&longer, " X", 2);
+    const int ended = !longer.failed && text_sentence(longer.data, longer.length) < longer.length;
+    text_bytes_free(&longer);
+    return ended;
+}
+
 /* ==== 2. Sentences ====================================================================================== */
 
 typedef struct sentence {
@@ -108,16 +117,6 @@ static void sentence_clear(sentence *s) {
 static void sentence_free(sentence *s) {
     text_bytes *const all[] = { &s->source, &s->gap, &s->translated, &s->shown, &s->draft };
     text_bytes_free_all(all, sizeof all / sizeof *all);
-}
-
-/* Return 1 if the sentence ends, whatever follows. */
-static int is_ended(const sentence *s) {
-    text_bytes longer = { 0 };
-    text_append(&longer, s->source.data, s->source.length);
-    text_append(&longer, " X", 2);
-    const int ended = !longer.failed && text_sentence(longer.data, longer.length) < longer.length;
-    text_bytes_free(&longer);
-    return ended;
 }
 
 /* Make room for a sentence at index `i` and move the following ones up. */
@@ -194,7 +193,7 @@ static int divide(moetext_live *l) {
         const char *data = l->text.data + cuts[i].begin;
         if (i >= equal && i < n - kept) set(&s->source, data, cuts[i].length);
         set(&s->gap, data + cuts[i].length, i + 1 < n ? cuts[i].gap : 0);
-        s->finished = i + 1 < n || (l->state != MOETEXT_PAUSED && is_ended(s));
+        s->finished = i + 1 < n || (l->state != MOETEXT_PAUSED && text_live_ended(s->source.data, s->source.length));
         fine &= !s->source.failed && !s->gap.failed;
     }
     free(cuts);

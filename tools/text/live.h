@@ -15,5 +15,6 @@ size_t text_live_word(const char *data, size_t length, size_t at);
 size_t text_live_words(const char *data, size_t length); /* number of words */
 /* Return the length of the words that two texts begin with in common, and set *words to their number. */
 size_t text_live_common(const char *a, size_t a_length, const char *b, size_t b_length, size_t *words);
+int text_live_ended(const char *data, size_t length); /* 1 if a text ends with a sentence, whatever follows */
 
 #endif
