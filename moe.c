@@ -8713,6 +8713,7 @@ struct moe_layer {
     size_t context; /* columns of the encoder's output, to which the layer can attend; 0 if it cannot */
     size_t hidden;  /* LSTM: H per direction; MoE: an expert's hidden units, or its outputs if it has no hidden layer */
     int residual;
+    int parallel; /* 1 if the function reads the input of the previous layer: x + f(x) + g(x) */
     /* MOE_NORM_...: f(norm(x)), norm(x + f(x)), or x + post_norm(f(norm(x))); a "norm" layer uses "before". */
     int norm_place;
     int norms_inside; /* 1 if the layer's own nodes apply a norm "before" */
@@ -8956,6 +8957,7 @@ struct moe_builder {
     moe_carried (*carried)[MOE_CARRIES]; /* [layers] */
     size_t first; /* first index of the encoder's final states among rows carried by parent; 0 if none */
     moe_node *contexts[MOE_CONTEXTS]; /* GNMT's contexts, indexed by MOE_CONTEXT_... */
+    moe_node *before;                 /* the input of the previous layer */
 };
 
 typedef struct moe_name {
@@ -9403,11 +9405,9 @@ static const char *const moe_ffn_activations[] = { [MOE_UNARY_RELU] = "relu",
                                                    NULL };
 _Static_assert(sizeof(moe_unary) == sizeof(int), "names of keys are stored as int");
 static const moe_key moe_ffn_keys[] = {
-    MOE_COUNT_KEY("hidden", 1, 0, hidden),
-    MOE_NAME_KEY("activation", moe_ffn_activations, -1, ffn.activation),
-    MOE_FLAG_KEY("gated", 0, ffn.gated),
-    MOE_FLAG_KEY("residual", 1, residual),
-    MOE_NORM_KEYS,
+    MOE_COUNT_KEY("hidden", 1, 0, hidden), MOE_NAME_KEY("activation", moe_ffn_activations, -1, ffn.activation),
+    MOE_FLAG_KEY("gated", 0, ffn.gated),   MOE_FLAG_KEY("parallel", 0, parallel),
+    MOE_FLAG_KEY("residual", 1, residual), MOE_NORM_KEYS,
 };
 
 static void moe_bind_ffn(moe_reader *r, moe_layer *layer) { moe_bind_units(r, layer, &layer->ffn, layer->hidden, 0); }
@@ -9677,13 +9677,17 @@ static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, si
         if (!layer->norm.rms)
             layer->post_norm.bias = moe_bind_vector(r, layer->out, 0, "%s.post_norm.bias", layer->name);
     }
+    if (layer->parallel && (!index || layer[-1].in != in))
+        MOE_REFUSE(r, layer, "parallel", "must be 0 unless the previous layer has inputs of %zu columns", in);
     if (layer->residual && layer->out != in)
         MOE_REFUSE(r, layer, "residual", "must be 0: the input has %zu columns, the output %zu", in, layer->out);
 }
 
 static moe_node *moe_build_layer(moe_builder *b, const moe_layer *layer, moe_node *x) {
     const int before = moe_norms_input(layer) && !layer->norms_inside;
-    moe_node *y = layer->type->build(b, layer, before ? moe_build_normed(b, layer, x) : x);
+    moe_node *in = layer->parallel ? b->before : x, *y;
+    if (layer->place) b->before = x; /* GNMT's attention is part of another layer */
+    y = layer->type->build(b, layer, before ? moe_build_normed(b, layer, in) : in);
     if (layer->norm_place == MOE_NORM_BOTH) y = moe_op_norm(b->g, &layer->post_norm, y, MOE_PART("post_norm"));
     if (layer->residual) y = moe_op_pointwise(b->g, x, y, 0, MOE_PART("output"));
     return layer->norm_place == MOE_NORM_AFTER ? moe_build_normed(b, layer, y) : y;

@@ -54,6 +54,9 @@ ROWS = (  # types in config.json, or None; models; checkpoints; the four proofs
      EXAMPLES),
     ("Qwen3.5", "qwen3_5_text qwen3_5 qwen3_5_moe_text qwen3_5_moe", "Qwen3.5, Qwen3.6, dense and mixtures", GGUF,
      "NumPy; test_decoder:scores_match_the_reference", "", BYTE_BPE, RENDERED),
+    ("Cohere", "cohere cohere2", "Aya Expanse, Aya 23, Command R, Command R7B", GGUF, DECODER, "",
+     "tokenizers; test_cohere:texts_are_split_as_by_the_package",
+     "the chat template; test_cohere:the_prompt_is_that_of_the_chat_template"),
     ("Lara", "lara_mini", "Lara-mini", FOLDER, "NumPy; test_decoder:scores_match_the_reference", "", BYTE_BPE, ""),
 )
 

@@ -122,7 +122,7 @@ LONGER_SUITES = $(addprefix tests/,programs/test_cli.py programs/test_keeping.py
 TRANSFORMERS_SUITES = $(addprefix tests/,convert/test_decoder.py convert/test_transformers.py \
 	convert/test_hf_tokens.py golden/test_fixtures.py)
 LONG_SUITES = tests/convert/test_damage.py tests/convert/test_smollm2.py tests/convert/test_gemma.py \
-	tests/convert/test_ct2_peer.py \
+	tests/convert/test_ct2_peer.py tests/convert/test_cohere.py \
 	tests/server/test_fair.py \
 	$(addprefix tests/,convert/test_shortlist.py convert/test_marian.py convert/test_gnmt.py convert/test_prune.py) \
 	tests/programs/test_allocations.py tests/programs/test_pruning.py \

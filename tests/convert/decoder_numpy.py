@@ -82,9 +82,15 @@ class Decoder:
         if about.get("rope_type") == "llama3" and "llama3" not in wrong:
             self.frequency = np.array([self.llama_3(f, about) for f in self.frequency])
         self.margin, self.experts = np.inf, []
-        self.gemma = config["model_type"].startswith("gemma3")
+        self.gemma, self.cohere = config["model_type"].startswith("gemma3"), config["model_type"].startswith("cohere")
         if self.gemma:
             self.set_gemma(config, theta)
+        period = config.get("sliding_window_pattern", 4) if config["model_type"] == "cohere2" else 0
+        still = np.zeros(self.head // 2)  # layers without windows have no positions
+        if self.cohere:
+            self.layers = [(config["sliding_window"] + ("window" in wrong), None) if period and (i + 1) % period else
+                           (None, still if period and "turned" not in wrong else None)
+                           for i in range(config["num_hidden_layers"])]
 
     def set_gemma(self, c, theta):
         """Set the window and frequencies of each layer. Only global layers have scaled positions."""
@@ -114,12 +120,16 @@ class Decoder:
         more = (self.gemma or self.qwen) and "plus 1" not in self.wrong
         return (self.w[name] + more) * (x / np.sqrt((x ** 2).mean(-1, keepdims=True) + self.c["rms_norm_eps"]))
 
+    def layer_norm(self, x, name):
+        mean = 0 if "mean" in self.wrong else x.mean(-1, keepdims=True)
+        return self.w[name] * (x - mean) / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + self.c["layer_norm_eps"])
+
     def turn(self, x, frequency=None):
         """Apply RoPE to x [tokens, heads, head]."""
         angle = np.arange(len(x))[:, None, None] * (self.frequency if frequency is None else frequency)
         cosine, sine = np.cos(angle), np.sin(angle)
         x, rest = x[..., :2 * angle.shape[-1]], x[..., 2 * angle.shape[-1]:]
-        if "neighbours" in self.wrong:
+        if self.cohere != ("neighbours" in self.wrong):
             a, b, y = x[..., ::2], x[..., 1::2], np.empty_like(x)
             y[..., ::2], y[..., 1::2] = a * cosine - b * sine, b * cosine + a * sine
             return y
@@ -264,12 +274,21 @@ class Decoder:
                 x = x + norm(self.attention(norm(x, "input"), at + "self_attn.", *self.layers[i]), "post_attention")
                 x = x + norm(self.ffn(norm(x, "pre_feedforward"), at + "mlp."), "post_feedforward")
                 continue
+            if self.cohere:
+                z = self.layer_norm(x, at + "input_layernorm.weight")
+                y = x + self.attention(z, at + "self_attn.", *self.layers[i])
+                z = self.layer_norm(y, at + "input_layernorm.weight") if "serial" in self.wrong else z
+                x = y + self.ffn(z, at + "mlp.")
+                continue
             z = self.rms(x, at + "input_layernorm.weight")
             x = x + (self.mixed(z, at, i) if self.qwen or self.lara else self.attention(z, at + "self_attn."))
             z = self.rms(x, at + "post_attention_layernorm.weight")
             sparse = at + "mlp.gate_proj.weight" not in self.w
             x = x + (self.mixture if sparse else self.ffn)(z, at + "mlp.")
         head = self.w.get("lm_head.weight", self.w["model.embed_tokens.weight"])
+        if self.cohere:
+            scale = 1 if "logit scale" in self.wrong else self.c["logit_scale"]
+            return self.layer_norm(x, "model.norm.weight") @ head.T * scale
         return self.rms(x, "model.norm.weight") @ head.T
 
     def logprobs(self, ids):

@@ -4,10 +4,10 @@
 Usage: tests/python tests/convert/make_byte_bpe.py FILE      writes tests/golden/byte-bpe.json (created with 0.22.2)
 
 FILE contains {"tokenizers": {kind: tokenizer.json}, "cases": {kind: [{"text", "ids", "plain", "decoded"}]}, "prompts":
-{kind: {prefix, suffix: [{"text", "ids"}]}}}, with the ids of texts in chat templates. In "ids"
-added tokens are parsed; "plain" treats them as text and is omitted if equal. Kinds of bytes: Hunyuan's (A), Qwen's (C),
-SmolLM2's, and Llama 3's ("llama"), which has no merges for tokens that are whole pieces. Kinds of characters, in which
-"plain" parses added tokens that are not special: Llama 2's, Mistral's and Gemma's.
+{kind: {prefix, suffix: [{"text", "ids"}]}}}, with the ids of texts in chat templates. In "ids" added tokens are parsed;
+"plain" treats them as text and is omitted if equal. Kinds of bytes: Hunyuan's (A), Qwen's (C), SmolLM2's, Cohere's, and
+Llama 3's ("llama"), which has no merges for tokens that are whole pieces. Kinds of characters, in which "plain" parses
+added tokens that are not special: Llama 2's, Mistral's and Gemma's.
 """
 import json
 import sys
@@ -59,12 +59,12 @@ def with_whole_pieces(tokenizer):
 
 def made(kind):
     tokenizer = Tokenizer(models.BPE())
-    if kind == "smollm":
+    if kind in ("smollm", "cohere"):
         cuts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     else:
         cuts = [pre_tokenizers.Split(Regex(x), "isolated") for x in SPLITS[kind]]
         cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
-    if kind == "C":
+    if kind in ("C", "cohere"):
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -74,7 +74,7 @@ def made(kind):
     tokenizer = with_whole_pieces(tokenizer) if kind == "llama" else tokenizer
     plain = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.add_tokens([AddedToken(text, special=special, normalized=False) for text, special in ADDED])
-    if kind == "llama":
+    if kind in ("llama", "cohere"):
         begin = ADDED[0][0]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{begin} $A", pair=f"{begin} $A {begin} $B", special_tokens=[(begin, tokenizer.token_to_id(begin))])
@@ -127,7 +127,7 @@ def of_characters(kind):
 def main():
     found = {"made_with": f"tokenizers {tokenizers.__version__}, tests/convert/make_byte_bpe.py", "tokenizers": {},
              "cases": {}, "prompts": {}}
-    for kind in ("A", "C", "smollm", "llama", *SPACES):
+    for kind in ("A", "C", "smollm", "llama", *SPACES, "cohere"):
         tokenizer, plain = of_characters(kind) if kind in SPACES else made(kind)
         values = json.loads(tokenizer.to_str())
         values["model"]["merges"] = [x if isinstance(x, str) else " ".join(x) for x in values["model"]["merges"]]

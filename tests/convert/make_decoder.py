@@ -71,6 +71,15 @@ CONFIGS["lara_mini"] = {
     "num_hidden_layers": 4, "layer_types": [LINEAR, SLIDING, FULL, LINEAR], "shared_expert_intermediate_size": 24,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
 del CONFIGS["lara_mini"]["intermediate_size"]
+CONFIGS["cohere"] = {
+    **WITHOUT_HEAD, "architectures": ["CohereForCausalLM"], "model_type": "cohere", "layer_norm_eps": 1e-5,
+    "logit_scale": 0.0625, "rope_theta": 100.0, "use_qk_norm": False, "eos_token_id": 2, "model_max_length": 128}
+CONFIGS["cohere2"] = {
+    **CONFIGS["cohere"], "architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2", "logit_scale": 0.25,
+    "num_hidden_layers": 5, "sliding_window": 5, "sliding_window_pattern": 4, "position_embedding_type": "rope_gptj",
+    "rotary_pct": 1.0, "order_of_interleaved_layers": "local_attn_first", "use_parallel_block": True,
+    "use_gated_activation": True, "use_embedding_sharing": True, "layer_switch": 4, "cache_implementation": "hybrid"}
+COHERE = "cohere", "cohere2"
 QWEN_3_5 = "qwen3_5_text", "qwen3_5_moe_text"
 DELTA_FAMILIES = *QWEN_3_5, "lara_mini"
 FAMILIES = tuple(CONFIGS)
@@ -136,14 +145,15 @@ def shapes(c):
     """Return the shapes of a checkpoint's tensors by published name."""
     d, h, queries, keys = c["hidden_size"], head_of(c), c["num_attention_heads"], c["num_key_value_heads"]
     out = {"model.embed_tokens.weight": (c["vocab_size"], d), "model.norm.weight": (d,)}
-    if not c["tie_word_embeddings"]:
+    if not c.get("tie_word_embeddings", True):
         out["lm_head.weight"] = (c["vocab_size"], d)
 
     def units(at, f):
         out.update({f"{at}gate_proj.weight": (f, d), f"{at}up_proj.weight": (f, d), f"{at}down_proj.weight": (d, f)})
     for i in range(c["num_hidden_layers"]):
         at, hunyuan = f"model.layers.{i}.", c["model_type"].startswith("hunyuan")
-        for name in GEMMA_NORMS if c["model_type"].startswith("gemma3") else GEMMA_NORMS[:2]:
+        for name in GEMMA_NORMS if c["model_type"].startswith("gemma3") else GEMMA_NORMS[:2 - (
+                c["model_type"] in COHERE)]:
             out[f"{at}{name}.weight"] = (d,)
         linear = kind_of(c, i) == LINEAR
         if linear:
@@ -198,9 +208,9 @@ def arrays_of(c, seed):
             x = x * (3 if "gate.weight" in name or "gate.wg" in name else 1.6) / np.sqrt(shape[-1])
         out[name] = np.float32(x) if name.endswith("expert_bias") else bf16(x)
     head = out.get("lm_head.weight", out["model.embed_tokens.weight"])
-    if c["tie_word_embeddings"]:
-        head[:] = bf16(0.5 * head)
-    more = 4 if c["model_type"].startswith("gemma3") else 1.5
+    if c.get("tie_word_embeddings", True):
+        head[:] = bf16(0.5 * head / c.get("logit_scale", 1) ** 0.5)
+    more = 4 if c["model_type"].startswith("gemma3") else 2 if c["model_type"] in COHERE else 1.5
     head[ENDS[c["model_type"]]] = bf16(more * head[ENDS[c["model_type"]]])  # make some translations end
     return out
 

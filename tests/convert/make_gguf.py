@@ -9,15 +9,17 @@ import re
 import gguf
 import numpy as np
 
-from make_decoder import QWEN_3_5, SPARSE_FAMILIES, TOKENISER, chosen_of, head_of, in_all, second_name
+from make_decoder import COHERE, QWEN_3_5, SPARSE_FAMILIES, TOKENISER, chosen_of, head_of, in_all, second_name
 
 ARCHITECTURES = {"hy_v3": "hy_v3", "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe",
                  "qwen3_moe": "qwen3moe", "llama": "llama", "qwen3": "qwen3", "qwen2": "qwen2", "mistral": "llama",
-                 "mixtral": "llama", "gemma3_text": "gemma3", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe"}
+                 "mixtral": "llama", "gemma3_text": "gemma3", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
+                 "cohere": "command-r", "cohere2": "cohere2"}
 TOKENISERS = {"hy_v3": "A", "hunyuan_v1_dense": "A", "hunyuan_v1_moe": "A", "qwen3_moe": "C", "qwen3": "C",
               "qwen2": "C", "llama": "smollm", "mistral": "llama2", "mixtral": "llama2",
-              "gemma3_text": "gemma", "qwen3_5_text": "C", "qwen3_5_moe_text": "C", "lara_mini": "C"}
-PRE = {"A": "hunyuan-dense", "C": "qwen2", "smollm": "smollm"}
+              "gemma3_text": "gemma", "qwen3_5_text": "C", "qwen3_5_moe_text": "C", "lara_mini": "C",
+              "cohere": "cohere", "cohere2": "cohere"}
+PRE = {"A": "hunyuan-dense", "C": "qwen2", "smollm": "smollm", "cohere": "command-r"}
 MIXED_NAMES = (("post_attention_layernorm", "post_attention_norm"), ("linear_attn.in_proj_qkv", "attn_qkv"),
                ("linear_attn.in_proj_z", "attn_gate"), ("linear_attn.in_proj_b", "ssm_beta"),
                ("linear_attn.in_proj_a", "ssm_alpha"), ("linear_attn.conv1d", "ssm_conv1d"),
@@ -50,8 +52,14 @@ def keys_of(c):
             "embedding_length": c["hidden_size"],
             "attention.head_count": c["num_attention_heads"], "attention.head_count_kv": c["num_key_value_heads"],
             "attention.key_length": head, "attention.value_length": head,
-            "attention.layer_norm_rms_epsilon": float(c["rms_norm_eps"]),
             "rope.freq_base": float(theta * alpha ** (head / (head - 2)))}
+    if c["model_type"] in COHERE:
+        keys.update({"attention.layer_norm_epsilon": float(c["layer_norm_eps"]), "rope.scaling.type": "none",
+                     "logit_scale": float(c["logit_scale"]), "rope.dimension_count": head})
+    else:
+        keys["attention.layer_norm_rms_epsilon"] = float(c["rms_norm_eps"])
+    if c["model_type"] == "cohere2":
+        keys.update({"attention.sliding_window": c["sliding_window"], "vocab_size": c["vocab_size"]})
     if "intermediate_size" in c:
         keys["feed_forward_length"] = c["intermediate_size"]
     if c["model_type"] == "gemma3_text":

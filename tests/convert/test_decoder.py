@@ -239,7 +239,9 @@ def wrong_formulas_are_detected():
              "qwen3_5_moe_text": ("norm", "shared", "whole shared", "tiled", "no delta"),
              "lara_mini": ("side", "neighbours", "spread", "exchanged", "norm", "shared", "window", "turned", "shift",
                            "reversed", "tiled", "long q", "no delta", "linear gate"),
-             "mistral": ("neighbours", "spread", "exchanged"), "mixtral": ("neighbours", "spread", "exchanged", "norm")}
+             "mistral": ("neighbours", "spread", "exchanged"), "mixtral": ("neighbours", "spread", "exchanged", "norm"),
+             "cohere": ("neighbours", "spread", "exchanged", "mean", "serial", "logit scale"),
+             "cohere2": ("neighbours", "spread", "exchanged", "mean", "serial", "logit scale", "window", "turned")}
     assert sorted(wrong) == sorted(make.FAMILIES)
     for family, mistakes in wrong.items():
         with tempfile.TemporaryDirectory() as at:

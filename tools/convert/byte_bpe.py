@@ -474,12 +474,12 @@ def read_settings(folder, flags=0):
     return values
 
 
-STARTS = {"LlamaTokenizer": "<s>", "CodeLlamaTokenizer": "<s>", "GemmaTokenizer": "<bos>"}
+STARTS = {"LlamaTokenizer": "<s>", "CodeLlamaTokenizer": "<s>", "GemmaTokenizer": "<bos>",
+          "CohereTokenizer": "<BOS_TOKEN>"}
 
 
 def start_of(about, start, ids):
-    """Return the token before texts: the post-processor's `start`, unless transformers' class for Llama or Gemma
-    replaces it."""
+    """Return the token before texts: the post-processor's `start`, unless one of transformers' classes replaces it."""
     bos = next((bos for name, bos in STARTS.items() if f"{about.get('tokenizer_class')}".startswith(name)), None)
     if bos is None:
         return start

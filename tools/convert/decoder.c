@@ -12,8 +12,8 @@ enum { BLOCK = 64, LIMIT = 512, MAX_SOURCES = 3, NAME = BUILT_NAME, WIDEST = 1 <
 /* ---- Tables ---- */
 
 static const decoder_family families[] = {
-#define FAMILY(name, class, architecture, head_norm, tied, epsilon, dense, biased, windowed, gemma, delta) \
-    { name, class, architecture, head_norm, tied, epsilon, dense, biased, windowed, gemma, delta },
+#define FAMILY(name, class, architecture, head_norm, tied, epsilon, dense, biased, windowed, gemma, delta, cohere) \
+    { name, class, architecture, head_norm, tied, epsilon, dense, biased, windowed, gemma, delta, cohere },
 #include "tools/convert/decoder.inc"
 };
 enum { FAMILIES = sizeof families / sizeof *families };
@@ -179,6 +179,14 @@ static const char *own_spelling(making *m, const char *name) {
     return name;
 }
 
+void decoder_interleaved(const decoder *d, stored *t) {
+    static const char *const ends[] = { ".self_attn.q_proj.weight", ".self_attn.k_proj.weight" };
+    const size_t length = strlen(t->name);
+    if (t->n_dims == 2 && t->dims[0] % (uint64_t)d->head == 0 &&
+        (text_ends_with(t->name, length, ends[0]) || text_ends_with(t->name, length, ends[1])))
+        t->heads = (uint64_t)d->head;
+}
+
 /* Reject layers after the last one unless they predict further tokens. */
 static int check_skipped(making *m, const decoder *d, const stored_list *list, int64_t layer, const stored *first) {
     for (size_t i = 0; i < list->n; i++) {
@@ -225,6 +233,7 @@ int decoder_rename(making *m, const decoder *d, stored_list *list) {
         const size_t length = strlen(t.name);
         t.name = own_spelling(m, t.name);
         const stored *other = t.name ? stored_find(&out, t.name) : NULL;
+        if (d->family->cohere && t.name) decoder_interleaved(d, &t);
         if (other)
             good = making_refuse(m, t.file, "tensors %.60s and %.60s are the same tensor under two names", t.own,
                                  other->own);
@@ -266,7 +275,8 @@ static int is_wanted(const decoder *d, const char *when) {
     if (strcmp(when, "head_norm") == 0) return strcmp(d->family->head_norm, "none") != 0;
     if (strcmp(when, "biased") == 0) return d->family->biased;
     if (strcmp(when, "gemma") == 0) return d->family->gemma == DECODER_GEMMA;
-    if (strcmp(when, "plain") == 0) return d->family->gemma != DECODER_GEMMA;
+    if (strcmp(when, "cohere") == 0) return d->family->cohere;
+    if (strcmp(when, "plain") == 0) return d->family->gemma != DECODER_GEMMA && !d->family->cohere;
     if (strcmp(when, "gated") == 0) return d->family->delta == DECODER_QWEN;
     if (strcmp(when, "ungated") == 0) return d->family->delta != DECODER_QWEN;
     if (strcmp(when, "fused") == 0) return d->family->delta == DECODER_LARA;
@@ -275,25 +285,28 @@ static int is_wanted(const decoder *d, const char *when) {
     return strcmp(when, "shared") != 0 || d->shared > 0;
 }
 
-/* Change the weights of a norm as Gemma and Qwen3.5 need it. */
+/* Add the 1 that Gemma and Qwen3.5 omit to the weights of a norm, and multiply them by `scale`. */
 static void change_norm(const decoder *d, built *t, double scale) {
-    if (!decoder_lacks_1(d)) return;
+    const int offset = decoder_lacks_1(d);
+    if (!offset && !(scale < 1 || scale > 1)) return;
     t->changed = 1;
-    t->offset = (float)d->norm_offset;
+    t->offset = offset ? (float)d->norm_offset : 0;
     t->scale = (float)scale;
 }
 
 /* Add `rows` rows of a source in layer `i`: with + or - before its name, the first or second half of each head's. */
 static void add_source(builder *b, built *t, int64_t i, const char *s, size_t length, int64_t rows, int64_t cols) {
     char source[NAME];
-    const int64_t head = b->d->head, half = *s == '+' || *s == '-';
+    const int64_t head = b->d->head, half = *s == '+' || *s == '-', may_lack = *s == '?';
     uint64_t dims[4] = { (uint64_t)(rows << half), (uint64_t)cols };
     if (t->kernel) dims[1] = 1, dims[2] = t->kernel;
-    snprintf(source, sizeof source, "model.layers.%" PRId64 ".%.*s", i, (int)(length - (size_t)half), s + half);
-    const stored *item = builder_take(b, source, dims);
+    const int64_t skip = half + may_lack;
+    snprintf(source, sizeof source, "model.layers.%" PRId64 ".%.*s", i, (int)(length - (size_t)skip), s + skip);
+    const stored *item = may_lack && !stored_find(b->list, source) ? NULL : builder_take(b, source, dims);
     for (int64_t at = 0; half && at < rows; at += head)
         builder_part(t, item, (uint64_t)(2 * at + (*s == '-' ? head : 0)), (uint64_t)head);
-    if (!half) builder_part(t, item, 0, (uint64_t)rows);
+    if (may_lack && !item) t->parts[t->n_parts++] = (built_part){ NULL, 0, (uint64_t)rows };
+    else if (!half) builder_part(t, item, 0, (uint64_t)rows);
     t->rows += (size_t)rows;
 }
 
@@ -319,7 +332,8 @@ static void put_tensors(builder *b, const char *kind, const char *name, int64_t 
         if (t) t->log_rate = b->d->log_rate && strcmp(row->name, "rate") == 0;
         if (t && text_ends_with(row->name, strlen(row->name), "norm.weight") &&
             strcmp(row->name, "head_norm.weight") != 0)
-            change_norm(b->d, t, strcmp(row->name, "q_norm.weight") == 0 ? b->d->query_scale : 1);
+            change_norm(b->d, t,
+                        b->d->family->gemma && strcmp(row->name, "q_norm.weight") == 0 ? b->d->query_scale : 1);
         if (t)
             t->f32 = strcmp(kind, "moe") == 0 &&
                      (strcmp(row->name, "gate.weight") == 0 || strcmp(row->name, "shared.scale.weight") == 0);
@@ -363,11 +377,12 @@ static void put_experts(builder *b, const char *name, int64_t i) {
 /* ---- Layers ---- */
 
 static void put_norm(builder *b, const char *name, int inside) {
+    const int cohere = b->d->family->cohere;
     if (inside) {
         builder_key(b, name, "residual", 1);
         builder_word(b, name, "norm", b->d->family->gemma == DECODER_GEMMA ? "both" : "before");
     }
-    builder_word(b, name, "norm.kind", "rms");
+    builder_word(b, name, "norm.kind", cohere ? "layer" : "rms");
     builder_real(b, name, "epsilon", b->d->epsilon);
 }
 
@@ -406,7 +421,7 @@ static void put_delta(builder *b, int64_t i) {
 /* Return the number of a layer's table of rotary positions; 0 for none. */
 static int table_of(const decoder *d, int64_t i) {
     if (d->linear[i]) return 0;
-    if (d->family->delta == DECODER_LARA) return d->windows[i] > 0;
+    if (d->family->delta == DECODER_LARA || d->family->cohere == 2) return d->windows[i] > 0;
     return d->windows[i] ? 2 : 1;
 }
 
@@ -438,6 +453,7 @@ static void put_layer(builder *b, int64_t i) {
     builder_key(b, name, "hidden", d->ffn);
     builder_word(b, name, "activation", d->family->gemma ? "gelu_tanh" : "swish");
     builder_key(b, name, "gated", 1);
+    if (d->family->cohere) builder_key(b, name, "parallel", 1);
     put_norm(b, name, 1);
     put_tensors(b, "ffn", name, i);
 }
@@ -480,6 +496,17 @@ static void put_embedding(builder *b) {
     if (used & 2) put_positions(b, "rotary.local.weight", d->local_frequencies);
 }
 
+/* Put the bias of the last norm, zero if the file lacks it. */
+static void put_last_bias(builder *b, const char *name) {
+    static const char bias[] = "model.norm.bias";
+    char full[NAME];
+    snprintf(full, sizeof full, "%s.norm.bias", name);
+    built *t = builder_tensor(b, full, (size_t)b->d->width, 0, 1);
+    const uint64_t shape[4] = { (uint64_t)b->d->width };
+    if (stored_find(b->list, bias)) builder_part(t, builder_take(b, bias, shape), 0, shape[0]);
+    else if (t) t->parts[t->n_parts++] = (built_part){ NULL, 0, shape[0] };
+}
+
 /* Put the layers in the metadata and all tensors in file order, and reject tensors that the configuration lacks. */
 static int put_model(builder *b) {
     static const char frequencies[] = "rotary_emb.inv_freq";
@@ -493,7 +520,8 @@ static int put_model(builder *b) {
     put_norm(b, name, 0);
     snprintf(full, sizeof full, "%s.norm.weight", name);
     builder_one(b, full, "model.norm.weight", d->width, 0);
-    if (b->m->status == MOE_OK) change_norm(d, &b->tensors[b->n - 1], 1);
+    if (b->m->status == MOE_OK) change_norm(d, &b->tensors[b->n - 1], d->family->cohere ? d->logit_scale : 1);
+    if (d->family->cohere) put_last_bias(b, name);
     if (!d->tied) builder_one(b, "output.weight", "lm_head.weight", d->vocabulary, d->width);
     if (b->m->status) return 0;
     b->m->entries[count_at].integer = b->layers[1];

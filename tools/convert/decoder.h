@@ -26,8 +26,9 @@ typedef struct decoder_family {
     int dense;  /* 1 if no layer is a mixture */
     int biased; /* 1 if queries, keys and values have biases */
     int windowed;
-    int gemma; /* DECODER_GEMMA (see decoder.inc), DECODER_GEMMA_1 (without norms after functions), or 0 */
-    int delta; /* DECODER_QWEN, DECODER_LARA, or 0 */
+    int gemma;  /* DECODER_GEMMA (see decoder.inc), DECODER_GEMMA_1 (without norms after functions), or 0 */
+    int delta;  /* DECODER_QWEN, DECODER_LARA, or 0 */
+    int cohere; /* 1 for Cohere's layers, 2 for those with windows, see decoder.inc */
 } decoder_family;
 
 /* Return the family of a model_type, or of GGUF's architecture for a file with or without experts; NULL if unknown. */
@@ -56,7 +57,8 @@ typedef struct decoder {
     int64_t windows[DECODER_MAX_LAYERS]; /* of each layer's attention; 0: all positions */
     double *local_frequencies;           /* of layers with a window; else NULL */
     double query_scale;
-    int norm_offset; /* added to the weights of norms */
+    int norm_offset;    /* added to the weights of norms */
+    double logit_scale; /* Cohere: multiplies the last norm */
     /* Qwen3.5 and Lara: */
     unsigned char linear[DECODER_MAX_LAYERS]; /* 1 for Gated DeltaNet */
     int64_t values, value_keys;               /* value heads, key heads of Gated DeltaNet */
@@ -98,7 +100,9 @@ double *decoder_frequencies(making *m, const decoder *d, double theta);
 /* Divide frequencies with fewer than `low` turns within the original training length by `factor`, as in Llama 3; keep
  * those with more than `high`, and interpolate in between. */
 void decoder_slow_down(const decoder *d, double *frequencies, double factor, double low, double high, double length);
-/* Set the windows of Gemma's layers: all but each `pattern`-th have one. */
+/* Mark the rows of queries and keys whose halves are interleaved per head. */
+void decoder_interleaved(const decoder *d, stored *t);
+/* Set the windows of layers: all but each `pattern`-th have one. */
 void decoder_set_windows(decoder *d, int64_t window, int64_t pattern);
 /* Let each text begin with the token `start` unless a template precedes it. */
 void decoder_begin_with(making *m, decoder *d, decoder_tokens *t, int64_t start, const char *file);

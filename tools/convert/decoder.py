@@ -1,5 +1,5 @@
 """Read decoder-only models in Hugging Face's layout: Hunyuan's translation models (Hy-MT2, HY-MT1.5, Hunyuan-MT), Qwen2
-and Qwen3, Llama, Mistral and Mixtral, Lara, and the text part of Gemma 3 and Qwen3.5.
+and Qwen3, Llama, Mistral and Mixtral, Lara, Cohere, and the text part of Gemma 3 and Qwen3.5.
 
     found = read_decoder(folder, say, row)     `found` as from hf.read_hf; row: name in prompts.json (None: automatic)
 
@@ -31,8 +31,8 @@ FAMILIES = {name: architecture for name, architecture, *_ in ROWS["FAMILY"]}
 ABOUT = {name: types.SimpleNamespace(norm=norm, tied=bool(tied), epsilon=epsilon, dense=bool(dense),
                                      biased=bool(biased), windowed=bool(windowed), gemma=bool(gemma),
                                      gated=delta == QWEN, fused=delta == LARA, delta=delta > 0,
-                                     offset=bool(gemma) or delta == QWEN)
-         for name, _, _, norm, tied, epsilon, dense, biased, windowed, gemma, delta in ROWS["FAMILY"]}
+                                     offset=bool(gemma) or delta == QWEN, cohere=cohere)
+         for name, _, _, norm, tied, epsilon, dense, biased, windowed, gemma, delta, cohere in ROWS["FAMILY"]}
 SKIPPED = [(what, tuple(prefixes.split())) for what, prefixes in ROWS["SKIPPED"]]
 MAX_POSITIONS = 1 << 15  # rows of the position table: translations are shorter than the published context lengths
 DEFAULT_LIMIT, MOST = 512, (1 << 31) - 1
@@ -114,15 +114,21 @@ def slower(c, frequencies):
     return frequencies * (fast + (1 - fast) / factor)
 
 
-def read_windows(c, m):
-    """Read Gemma's windows and the frequencies of the layers that have one."""
-    pattern = first_of(c, ("sliding_window_pattern", "_sliding_window_pattern"), int, 6, least=1, most=MOST)
+def read_kinds(c, m, period):
+    """Read the windows of layers: of all but each `period`-th, unless the configuration has a period or a list."""
+    pattern = first_of(c, ("sliding_window_pattern", "_sliding_window_pattern"), int, period, least=1, most=MOST)
     sliding, full = "sliding_attention", "full_attention"
     kinds = c.raw("layer_types", [sliding if (i + 1) % pattern else full for i in range(m.layers)])
     if not isinstance(kinds, list) or len(kinds) != m.layers or any(x not in (sliding, full) for x in kinds):
         raise FormatError(f"{c.path}: layer_types is {short(kinds)}, expected {sliding!r} or {full!r} per layer")
     window = c.get("sliding_window", int, least=1, most=1 << 20)
     m.windows = [window if kind == sliding else 0 for kind in kinds]
+
+
+def read_windows(c, m):
+    """Read Gemma's windows and the frequencies of the layers that have one."""
+    sliding, full = "sliding_attention", "full_attention"
+    read_kinds(c, m, 6)
     m.query_scale = math.sqrt(m.head / c.get("query_pre_attn_scalar", float, least=1.0, most=1e6))
     both, local = c.raw("rope_parameters"), {"rope_theta": c.get("rope_local_base_freq", float, 1e4)}
     if isinstance(both, dict) and full in both:
@@ -131,6 +137,16 @@ def read_windows(c, m):
         c, local = hf.Config(c.path, {"rope_parameters": both[full]}), both.get(sliding)
     m.frequencies = read_frequencies(c, m)
     m.local_frequencies = read_frequencies(hf.Config(c.path, {"rope_parameters": local}), m)
+
+
+def read_cohere(c, m):
+    """Read Cohere's windows, positions and factor of logits."""
+    m.logit_scale = c.get("logit_scale", float, least=1e-6, most=1e6)
+    if ABOUT[m.family].cohere == 2:
+        c.only("layer_switch", 4)
+        read_kinds(c, m, 4)
+        m.rotary = [int(window > 0) for window in m.windows]
+    m.frequencies = read_frequencies(c, m)
 
 
 PERIOD = "linear", "sliding", "linear", "full", "sliding"  # kinds of Lara's layers
@@ -250,7 +266,8 @@ def read_config(c):
                               heads=c.get("num_attention_heads", int, least=1, most=1 << 16),
                               vocabulary=c.get("vocab_size", int, least=4, most=1 << 24),
                               ffn=c.get("intermediate_size", int, least=1, most=1 << 24),
-                              epsilon=c.get("rms_norm_eps", float, ABOUT[family].epsilon, least=0.0, most=1.0))
+                              epsilon=c.get("layer_norm_eps" if ABOUT[family].cohere else "rms_norm_eps", float,
+                                            ABOUT[family].epsilon, least=0.0, most=1.0))
     m.keys = c.get("num_key_value_heads", int, m.heads, least=1, most=m.heads)
     if m.heads % m.keys:
         raise FormatError(f"{c.path}: num_key_value_heads {m.keys} does not divide num_attention_heads {m.heads}")
@@ -264,11 +281,15 @@ def read_config(c):
         m.rotary = [2 if window else 1 for window in m.windows]
     elif ABOUT[family].delta:
         read_delta(c, m)
+    elif ABOUT[family].cohere:
+        read_cohere(c, m)
     else:
         m.frequencies = read_frequencies(c, m)
     m.rotary = m.rotary or [1] * m.layers
     m.tied = c.get("tie_word_embeddings", bool, ABOUT[family].tied)
     m.context = c.get("max_position_embeddings", int, least=4, most=1 << 24)
+    if ABOUT[family].cohere:  # as trained
+        m.context = c.get("model_max_length", int, m.context, least=4, most=1 << 24)
     window = c.get("sliding_window", int, m.context, least=4) if ABOUT[family].windowed else m.context
     m.places = min(m.context, window, most_positions(m))  # a window changes nothing up to its length
     m.sparse = sparse_layers(c, m)
@@ -366,7 +387,7 @@ def canonical_names(stored, m, say):
             canonical = canonical.replace(published, own)
         if canonical in out:
             raise FormatError(f"{t.file}: tensors {name} and {out[canonical].name} are the same tensor under two names")
-        out[canonical] = t
+        out[canonical] = interleaved(canonical, t, m) if ABOUT[m.family].cohere else t
     for what, count in more.items():
         if count:
             say(f"skipping {count} {what}")
@@ -390,10 +411,12 @@ def put_layer_tensors(b, m, name, kind, source):
     about = ABOUT[m.family]
     wanted = {"": True, "head_norm": m.norm != "none", "biased": about.biased, "gemma": about.gemma,
               "choice": getattr(m, "weights", "") == "sigmoid", "shared": sizes["shared"] > 0,
-              "plain": not about.gemma, "gated": about.gated, "ungated": not about.gated, "fused": about.fused,
+              "plain": not about.gemma and not about.cohere, "cohere": about.cohere > 0, "gated": about.gated, "ungated": not about.gated, "fused": about.fused,
               "apart": not about.fused}
 
     def take(source, rows, columns):
+        if source[0] == "?":
+            return take(source[1:], rows, columns) if at + source[1:] in b.stored else zeros(sizes[rows])
         half = "+-".find(source[0])
         t = b.take(f"{at}{source.lstrip('+-')}", sizes[rows] * (1 + (half >= 0)), *columns)
         return t if half < 0 else Halves(t, m.head, half)
@@ -408,6 +431,33 @@ def put_layer_tensors(b, m, name, kind, source):
         if part == "rate" and m.log_rate:
             stored = b.tensors[f"{name}.rate"].parts[0]
             b.tensors[f"{name}.rate"].parts = [lambda rows: (negative_exp(x) for x in stored(rows))]
+
+
+def zeros(count):
+    """Return a vector of zeros."""
+    return types.SimpleNamespace(shape=(count,), read=lambda rows: iter([np.zeros(count, np.float32)]))
+
+
+class Interleaved(hf.Stored):
+    """Rows of queries or keys whose halves are interleaved per head, because rotations turn neighbouring columns.
+    Reading restores transformers' usual order: first half, then second half."""
+
+    def __init__(self, t, head):
+        super().__init__(t.name, t.shape, t.kind, t.file, t.open, t.place)
+        self.t, self.head = t, head
+
+    def known(self):
+        return self.t.known()
+
+    def read(self, rows):
+        for block in self.t.read(max(rows // self.head, 1) * self.head):
+            yield block.reshape(-1, self.head // 2, 2, block.shape[1]).swapaxes(1, 2).reshape(block.shape)
+
+
+def interleaved(name, t, m):
+    """Return a tensor as Interleaved if it has queries or keys."""
+    turned = re.search(r"\.self_attn\.[qk]_proj\.weight\Z", name) and len(t.shape) == 2 and t.shape[0] % m.head == 0
+    return Interleaved(t, m.head) if turned else t
 
 
 class Halves(hf.Stored):
@@ -436,9 +486,10 @@ def negative_exp(x):
 
 def change_norm(b, m, name, scale=1.0):
     """Add the 1 that Gemma's and Qwen3.5's files omit to the weights of a norm, and multiply them by `scale`."""
-    if not ABOUT[m.family].offset:
+    offset = ABOUT[m.family].offset
+    if not offset and scale == 1:
         return
-    stored, more = b.tensors[name].parts[0], np.float32(m.norm_offset)
+    stored, more = b.tensors[name].parts[0], np.float32(m.norm_offset if offset else 0)
     b.tensors[name].parts = [lambda rows: ((x + more) * np.float32(scale) for x in stored(rows))]
 
 
@@ -465,8 +516,8 @@ def put_mixture(b, m, source, norm):
 
 def put_layer(b, m, i):
     source = f"model.layers.{i}."
-    gemma = ABOUT[m.family].gemma
-    norm = {"norm": "both" if gemma else "before", "norm.kind": "rms", "epsilon": m.epsilon}
+    gemma, cohere = ABOUT[m.family].gemma, ABOUT[m.family].cohere
+    norm = {"norm": "both" if gemma else "before", "norm.kind": "layer" if cohere else "rms", "epsilon": m.epsilon}
     if m.delta[i]:
         name = b.layer("decoder", kind="delta", heads=m.values, key_heads=m.delta_keys,
                        **{"head.size": m.value, "key.size": m.key}, kernel=m.kernel, tiled=m.tiled, residual=1, **norm)
@@ -481,7 +532,7 @@ def put_layer(b, m, i):
         put_mixture(b, m, source, norm)
     else:
         name = b.layer("decoder", kind="ffn", hidden=m.ffn, activation="gelu_tanh" if gemma else "swish", gated=1,
-                       residual=1, **norm)
+                       **{"parallel": 1} if cohere else {}, residual=1, **norm)
         put_layer_tensors(b, m, name, "ffn", source)
 
 
@@ -539,9 +590,13 @@ def build(m, config, generation, stored, tokens, files, say):
     put_embeddings(b, m, say)
     for i in range(m.layers):
         put_layer(b, m, i)
-    name = b.layer("decoder", kind="norm", **{"norm.kind": "rms", "epsilon": m.epsilon})
+    cohere = ABOUT[m.family].cohere
+    name = b.layer("decoder", kind="norm", **{"norm.kind": "layer" if cohere else "rms", "epsilon": m.epsilon})
     b.put(name + ".norm.weight", b.take("model.norm.weight", m.width))
-    change_norm(b, m, name + ".norm.weight")
+    change_norm(b, m, name + ".norm.weight", m.logit_scale if cohere else 1.0)
+    if cohere:
+        bias = "model.norm.bias"
+        b.put(name + ".norm.bias", b.take(bias, m.width) if bias in b.stored else zeros(m.width))
     b.finish(re.compile(r".*rotary_emb\.inv_freq\Z"))
     scale = {"embedding.scale": math.sqrt(m.width)} if ABOUT[m.family].gemma else {}
     scale.update({"rotary.size": m.turned} if m.turned != m.head else {})

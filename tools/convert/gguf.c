@@ -469,11 +469,7 @@ static int rename_all(gguf *g) {
         good = rename_tensor(g, &g->list, &t);
         const stored *other = good ? stored_find(&out, t.name) : NULL;
         if (other) good = making_refuse(g->m, t.file, "tensors %.80s and %.80s are the same tensor", other->own, t.own);
-        const size_t length = good ? strlen(t.name) : 0;
-        if (good && interleaved && t.n_dims == 2 && t.dims[0] % (uint64_t)g->d.head == 0 &&
-            (text_ends_with(t.name, length, ".self_attn.q_proj.weight") ||
-             text_ends_with(t.name, length, ".self_attn.k_proj.weight")))
-            t.heads = (uint64_t)g->d.head;
+        if (good && interleaved) decoder_interleaved(&g->d, &t);
         good = good && stored_add(g->m, &out, &t);
     }
     stored_free(&g->list);
@@ -562,12 +558,12 @@ static double check_positions(gguf *g) {
     return found;
 }
 
-/* Set the windows of Gemma's layers. The pattern is a period, or a list with 1 for layers with a window. */
-static void read_pattern(gguf *g, int64_t window) {
+/* Set the windows of layers. The pattern is a period, or a list with 1 for layers with a window. */
+static void read_pattern(gguf *g, int64_t window, int64_t period) {
     static const char key[] = ".attention.sliding_window_pattern";
     const value *v = find(g, key);
     if (!v || v->type != ARRAY) {
-        const int64_t pattern = whole_key(g, key, 6, 1, 1 << 24);
+        const int64_t pattern = whole_key(g, key, period, 1, 1 << 24);
         if (g->m->status == MOE_OK) decoder_set_windows(&g->d, window, pattern);
         return;
     }
@@ -588,13 +584,22 @@ static int read_windows(gguf *g, double theta, double factor) {
     const int64_t window = whole_key(g, ".attention.sliding_window", 0, 0, 1 << 20);
     const double local = real_key(g, ".rope.freq_base_swa", 1e4, 1.0, 1e12);
     const int64_t scalar = d->layers == LAYERS_27B ? d->width / d->heads : d->head;
-    if (g->m->status == MOE_OK) read_pattern(g, window);
+    if (g->m->status == MOE_OK) read_pattern(g, window, 6);
     if (g->m->status) return 0;
     d->query_scale = sqrt((double)d->head / (double)scalar);
     d->local_frequencies = decoder_frequencies(g->m, d, local);
     d->frequencies = decoder_frequencies(g->m, d, theta);
     for (int64_t i = 0; d->frequencies && i < d->head / 2; i++) d->frequencies[i] /= factor;
     return d->local_frequencies && d->frequencies;
+}
+
+/* Read Cohere's windows and its factor of logits. */
+static void read_cohere(gguf *g) {
+    const double scale = real_key(g, ".logit_scale", 1.0, 0.0, 1e6);
+    g->d.logit_scale = scale > 0 ? scale : 1.0; /* 0 disables it */
+    if (g->d.family->cohere == 1) return;
+    const int64_t window = whole_key(g, ".attention.sliding_window", NONE, 1, 1 << 20);
+    if (g->m->status == MOE_OK) read_pattern(g, window, 4);
 }
 
 /* Read the kinds of Qwen3.5's layers and the sizes of Gated DeltaNet. */
@@ -681,7 +686,8 @@ static int read_config(gguf *g) {
     d->vocabulary = (int64_t)embedding->dims[0];
     d->ffn =
         whole_key(g, ".feed_forward_length", whole_key(g, ".expert_feed_forward_length", 1, 1, largest), 1, largest);
-    d->epsilon = real_key(g, ".attention.layer_norm_rms_epsilon", NAN, 0.0, 1.0);
+    d->epsilon = real_key(g, d->family->cohere ? ".attention.layer_norm_epsilon" : ".attention.layer_norm_rms_epsilon",
+                          NAN, 0.0, 1.0);
     const double theta = real_key(g, ".rope.freq_base", 1e4, 1.0, 1e12);
     d->context = whole_key(g, ".context_length", NONE, 4, largest);
     d->tied = stored_find(&g->list, "output.weight") == NULL;
@@ -694,6 +700,7 @@ static int read_config(gguf *g) {
         return making_refuse(g->m, g->h.file, "experts are not supported in '%s' models", g->architecture);
     if (first >= 0) read_mixture(g);
     if (d->family->delta) read_delta(g);
+    if (d->family->cohere) read_cohere(g);
     if (g->m->status || !decoder_check(g->m, d)) return 0;
     if (d->family->gemma) return read_windows(g, theta, factor);
     return (d->frequencies = decoder_frequencies(g->m, d, theta)) != NULL;

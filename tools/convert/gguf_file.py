@@ -1,5 +1,5 @@
 """Read GGUF files, the format of llama.cpp: Hunyuan's models, Qwen2 and Qwen3, Llama, Mistral, Mixtral, Gemma 3,
-Qwen3.5.
+Qwen3.5, Cohere.
 
     found = read_gguf(path, say)     `found` as from hf.read_hf; the path may be any part of a split file
 
@@ -239,22 +239,6 @@ def open_parts(path):
 
 # ---- Names and keys of transformers ----------------------------------------------------------------------------------
 
-class Interleaved(hf.Stored):
-    """Query or key rows of a `llama` file, in which the two halves of each head are interleaved (rotary pairs are
-    adjacent). Reading restores transformers' order: first half, then second half."""
-
-    def __init__(self, t, head):
-        super().__init__(t.name, t.shape, t.kind, t.file, t.open, t.place)
-        self.t, self.head = t, head
-
-    def known(self):
-        return self.t.known()
-
-    def read(self, rows):
-        for block in self.t.read(max(rows // self.head, 1) * self.head):
-            yield block.reshape(-1, self.head // 2, 2, block.shape[1]).swapaxes(1, 2).reshape(block.shape)
-
-
 def transformers_names(stored, m, path):
     """Return the tensors under transformers' names."""
     about = decoder.ABOUT[m.family]
@@ -383,7 +367,8 @@ def check_positions(k, scaled):
 CONFIG_KEYS = {"hidden_size": "embedding_length", "num_hidden_layers": "block_count", "vocab_size": "vocab_size",
                "num_attention_heads": "attention.head_count", "num_key_value_heads": "attention.head_count_kv",
                "head_dim": "attention.key_length", "intermediate_size": "feed_forward_length",
-               "rms_norm_eps": "attention.layer_norm_rms_epsilon", "rope_theta": "rope.freq_base",
+               "rms_norm_eps": "attention.layer_norm_rms_epsilon", "layer_norm_eps": "attention.layer_norm_epsilon",
+               "rope_theta": "rope.freq_base", "logit_scale": "logit_scale",
                "max_position_embeddings": "context_length", "num_experts": "expert_count",
                "num_experts_per_tok": "expert_used_count", "moe_topk": "expert_used_count",
                "moe_intermediate_size": "expert_feed_forward_length", "route_norm": "expert_weights_norm",
@@ -414,7 +399,7 @@ def config_of(k, family, stored):
     check_layers(k, stored, layers, all_layers)
     check_dimensions(k, stored)
     k.must_be("attention.value_length", int, head)
-    gemma, delta = decoder.ABOUT[family].gemma, decoder.ABOUT[family].delta
+    gemma, delta, cohere = (getattr(decoder.ABOUT[family], x) for x in ("gemma", "delta", "cohere"))
     turned = k.of("rope.dimension_count", int, head, least=1, most=head)
     if not delta:
         k.must_be("rope.dimension_count", int, head)
@@ -426,11 +411,16 @@ def config_of(k, family, stored):
          "num_attention_heads": heads, "num_key_value_heads": k.of("attention.head_count_kv", int, heads, least=1),
          "head_dim": head, "vocab_size": embedding.shape[0],
          "intermediate_size": size("feed_forward_length", size("expert_feed_forward_length", 1)),
-         "rms_norm_eps": k.of("attention.layer_norm_rms_epsilon", float),
+         "layer_norm_eps" if cohere else "rms_norm_eps": k.of(
+             f"attention.layer_norm{'' if cohere else '_rms'}_epsilon", float),
          "rope_parameters": {"rope_theta": k.of("rope.freq_base", float, 1e4), "rope_type": "default"},
          "tie_word_embeddings": "output.weight" not in stored, "max_position_embeddings": size("context_length")}
     if gemma:
         windows_of(k, c, factor)
+    if cohere:
+        c["logit_scale"] = k.of("logit_scale", float, 1.0, least=0.0, most=1e6) or 1.0  # 0 disables it
+    if cohere == 2:
+        kinds_of(k, c, k.of("attention.sliding_window", int, least=1, most=1 << 20), 4)
     if delta:
         delta_of(k, c, stored)
         c["partial_rotary_factor"] = min((turned + 0.5) / head, 1.0)  # the product with head is rounded down
@@ -442,19 +432,24 @@ def config_of(k, family, stored):
 LAYERS_27B = 62  # llama.cpp knows Gemma 3 27B, which has a query scale of its own, by its layers
 
 
-def windows_of(k, c, factor):
-    """Add Gemma's windows and positions to `c`. The pattern is a period, or a list with 1 for layers with a window."""
-    window, heads = k.of("attention.sliding_window", int, 0, least=0, most=1 << 20), c["num_attention_heads"]
+def kinds_of(k, c, window, pattern):
+    """Add the windows of layers to `c`. The pattern is a period, or a list with 1 for layers with a window."""
     key = f"{k.architecture}.attention.sliding_window_pattern"
-    kinds, pattern = k.raw(key), 6
+    kinds = k.raw(key)
     if isinstance(kinds, np.ndarray):
         if len(kinds) != c["num_hidden_layers"] or kinds.dtype.kind == "f" or not np.isin(kinds, (0, 1)).all():
             k.refuse(key, kinds, ": expected 0 or 1 per layer")
         c["layer_types"] = ["sliding_attention" if x and window else "full_attention" for x in kinds]
     else:
         pattern = k.of("attention.sliding_window_pattern", int, pattern, least=1, most=1 << 24)
-    c.update(sliding_window=window or 1, sliding_window_pattern=pattern if window else 1,
-             rope_local_base_freq=k.of("rope.freq_base_swa", float, 1e4, least=1.0, most=1e12),
+    c.update(sliding_window=window or 1, sliding_window_pattern=pattern if window else 1)
+
+
+def windows_of(k, c, factor):
+    """Add Gemma's windows and positions to `c`."""
+    window, heads = k.of("attention.sliding_window", int, 0, least=0, most=1 << 20), c["num_attention_heads"]
+    kinds_of(k, c, window, 6)
+    c.update(rope_local_base_freq=k.of("rope.freq_base_swa", float, 1e4, least=1.0, most=1e12),
              query_pre_attn_scalar=c["hidden_size"] // heads if c["num_hidden_layers"] == LAYERS_27B else c["head_dim"])
     if factor != 1:
         c["rope_parameters"].update(rope_type="linear", factor=factor)
@@ -698,9 +693,7 @@ def read_gguf(path, say=lambda message: None, row=None, ids_only=False):
     m.tiled = int(any(m.delta) and m.values != m.delta_keys)  # llama.cpp's order of value heads
     named = transformers_names(stored, m, path)
     if architecture == "llama":
-        for name, t in named.items():
-            if re.search(r"\.self_attn\.[qk]_proj\.weight\Z", name) and len(t.shape) == 2 and t.shape[0] % m.head == 0:
-                named[name] = Interleaved(t, m.head)
+        named = {name: decoder.interleaved(name, t, m) for name, t in named.items()}
     factors = named.pop("rope_freqs.weight", None)
     if factors is not None:
         if factors.shape != (m.head // 2,) or not factors.known():

@@ -279,14 +279,13 @@ static int read_both_ropes(hub *h) {
     return good;
 }
 
-/* Read Gemma's windows and positions. */
-static int read_windows(hub *h) {
+/* Read the windows of layers: of all but each `period`-th, unless the configuration has a period or a list. */
+static int read_kinds(hub *h, int64_t period) {
     decoder *d = &h->d;
     conf *c = &h->config;
-    const int64_t pattern = first_of(c, "sliding_window_pattern", "_sliding_window_pattern", 6, 1, INT32_MAX);
+    const int64_t pattern = first_of(c, "sliding_window_pattern", "_sliding_window_pattern", period, 1, INT32_MAX);
     const cJSON *kinds = conf_raw(c, "layer_types"), *x;
     const int64_t window = conf_whole(c, "sliding_window", CONF_NONE, 1, 1 << 20);
-    const double scalar = conf_real(c, "query_pre_attn_scalar", NAN, 1.0, 1e6);
     if (h->m->status) return 0;
     decoder_set_windows(d, window, pattern);
     if (kinds && (!cJSON_IsArray(kinds) || cJSON_GetArraySize(kinds) != d->layers))
@@ -298,9 +297,25 @@ static int read_windows(hub *h) {
             return conf_refuse(c, "layer_types", kinds, "");
         d->windows[i++] = slides ? window : 0;
     }
+    return 1;
+}
+
+/* Read Gemma's windows and positions. */
+static int read_windows(hub *h) {
+    decoder *d = &h->d;
+    const double scalar = conf_real(&h->config, "query_pre_attn_scalar", NAN, 1.0, 1e6);
+    if (h->m->status || !read_kinds(h, 6)) return 0;
     d->query_scale = sqrt((double)d->head / scalar);
     d->norm_offset = 1;
     return read_both_ropes(h);
+}
+
+/* Read Cohere's windows, positions and factor of logits. */
+static int read_cohere(hub *h) {
+    conf *c = &h->config;
+    h->d.logit_scale = conf_real(c, "logit_scale", NAN, 1e-6, 1e6);
+    if (h->d.family->cohere == 2) conf_only(c, "layer_switch", "[4]");
+    return h->m->status == MOE_OK && (h->d.family->cohere == 1 || read_kinds(h, 4)) && read_rope(h, c);
 }
 
 /* Read the share of a head's columns that rotary positions turn. */
@@ -529,7 +544,7 @@ static int read_config(hub *h) {
     d->heads = conf_whole(c, "num_attention_heads", CONF_NONE, 1, 1 << 16);
     d->vocabulary = conf_whole(c, "vocab_size", CONF_NONE, 4, 1 << 24);
     d->ffn = conf_whole(c, "intermediate_size", CONF_NONE, 1, 1 << 24);
-    d->epsilon = conf_real(c, "rms_norm_eps", d->family->epsilon, 0.0, 1.0);
+    d->epsilon = conf_real(c, d->family->cohere ? "layer_norm_eps" : "rms_norm_eps", d->family->epsilon, 0.0, 1.0);
     if (h->m->status) return 0;
     d->keys = conf_whole(c, "num_key_value_heads", d->heads, 1, d->heads);
     d->head = first_of(c, "head_dim", "attention_head_dim", d->width / d->heads, 2, 1 << 16);
@@ -537,9 +552,14 @@ static int read_config(hub *h) {
     if (d->head % 2) return making_refuse(h->m, c->file, "head_dim %" PRId64 " must be even", d->head);
     if (h->m->status || !decoder_check(h->m, d)) return 0;
     d->turned = d->head;
-    if (!(d->family->gemma ? read_windows(h) : d->family->delta ? read_delta(h) : read_rope(h, c))) return 0;
+    if (!(d->family->gemma    ? read_windows(h)
+          : d->family->delta  ? read_delta(h)
+          : d->family->cohere ? read_cohere(h)
+                              : read_rope(h, c)))
+        return 0;
     d->tied = conf_flag(c, "tie_word_embeddings", d->family->tied);
     d->context = conf_whole(c, "max_position_embeddings", CONF_NONE, 4, 1 << 24);
+    if (d->family->cohere) d->context = conf_whole(c, "model_max_length", d->context, 4, 1 << 24); /* as trained */
     if (d->family->windowed) d->window = conf_whole(c, "sliding_window", d->context, 4, 1 << 24);
     read_sparse(h);
     d->weights = "";
@@ -934,11 +954,14 @@ static const char *class_of(hub *h) {
 }
 
 /* Return the token that precedes texts, or -1: the post-processor's, `start`, unless `name` is one of transformers'
- * classes for Llama or Gemma, which replace it. */
+ * classes that replace it. */
 static int64_t start_of(hub *h, const char *name, int64_t start) {
     static const struct {
         const char *name, *bos;
-    } classes[] = { { "LlamaTokenizer", "<s>" }, { "CodeLlamaTokenizer", "<s>" }, { gemma_class, "<bos>" } };
+    } classes[] = { { "LlamaTokenizer", "<s>" },
+                    { "CodeLlamaTokenizer", "<s>" },
+                    { gemma_class, "<bos>" },
+                    { "CohereTokenizer", "<BOS_TOKEN>" } };
     const pack_parts *parts = &h->tokens.parts;
     const cJSON *add = cJSON_GetObjectItemCaseSensitive(h->settings.object, "add_bos_token");
     const char *text = content_of(conf_raw(&h->settings, "bos_token"));

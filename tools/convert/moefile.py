@@ -916,7 +916,7 @@ LAYERS = {
             real_key("scale", -1e6, 1e6, 1.0), count_key("shared", 0, 0), *NORM),
     "attention": HEADS,
     "cross": HEADS,
-    "ffn": (count_key("hidden", 1), name_key("activation", ACTIVATIONS), flag_key("gated", 0),
+    "ffn": (count_key("hidden", 1), name_key("activation", ACTIVATIONS), flag_key("gated", 0), flag_key("parallel", 0),
             flag_key("residual", 1), *NORM),
     "ssru": (flag_key("residual", 1), *NORM),
     "average": (count_key("hidden", 1), Key("depth", "count", 1, 4), name_key("activation", ACTIVATIONS),
@@ -1361,15 +1361,17 @@ def shapes(m, present=()):
 
     def add_side(side, layers):
         """Add a stack of layers and return its output width."""
-        width = m.width
+        width, before = m.width, None
         for i, x in enumerate(layers):
             name = f"{side}.{i}"
+            if getattr(x, "parallel", 0) and before != width:
+                raise FormatError(f"{name}: parallel requires a previous layer with inputs of {width} columns")
             if x.kind != "lstm" and side != "network" and width != m.width:
                 raise FormatError(f"{name}: input width is {width}, but the model's is {m.width}")
             after = add_layer(name, x, width)
             if x.residual and after != width:
                 raise FormatError(f"{name}: residual requires equal widths, not {width} and {after}")
-            width = after
+            width, before = after, width
             if side == "decoder" and getattr(m, "attention", None) and i == m.attention.layer:
                 query = (x.proj or x.hidden) if m.attention.query == "state" else width
                 add("attention.w_key", m.attention.size, m.width)
