@@ -411,8 +411,8 @@ def put_layer_tensors(b, m, name, kind, source):
     about = ABOUT[m.family]
     wanted = {"": True, "head_norm": m.norm != "none", "biased": about.biased, "gemma": about.gemma,
               "choice": getattr(m, "weights", "") == "sigmoid", "shared": sizes["shared"] > 0,
-              "plain": not about.gemma and not about.cohere, "cohere": about.cohere > 0, "gated": about.gated, "ungated": not about.gated, "fused": about.fused,
-              "apart": not about.fused}
+              "plain": not about.gemma and not about.cohere, "cohere": about.cohere > 0, "gated": about.gated,
+              "ungated": not about.gated, "fused": about.fused, "apart": not about.fused}
 
     def take(source, rows, columns):
         if source[0] == "?":
