@@ -161,7 +161,7 @@ def programs_advise_conversions_that_are_supported():
                 assert f"config.json: {wanted}" in said(at), said(at)
                 continue
             assert ("convert it first" in said(at)) == advised, said(at)
-            assert advised or f"unknown model_type '{family}': expected " in said(at), said(at)
+            assert advised or f"model_type '{family}': expected " in said(at), said(at)
     keys = "general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre"
     for key, values in zip(keys, (gguf_file.FAMILIES, ["gpt2", "llama"], gguf_file.PRE)):
         fine = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm"}

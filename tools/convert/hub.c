@@ -492,7 +492,7 @@ static int read_family(hub *h) {
     if (!h->d.family && type && text_is_listed(decoder_python_types, type, strlen(type)))
         return making_unsupported(h->m, c->file, "model_type %s has no reader in C", type);
     if (!h->d.family)
-        return making_refuse(h->m, c->file, "unknown model_type '%.18s': expected %s", type ? type : "",
+        return making_refuse(h->m, c->file, "model_type '%.16s': expected %s", type ? type : "",
                              decoder_families(h->m, 0));
     const cJSON *classes = conf_raw(c, "architectures"), *x = cJSON_GetArrayItem(classes, 0);
     if (classes && !(cJSON_IsArray(classes) && cJSON_GetArraySize(classes) == 1 && cJSON_IsString(x) &&
