@@ -16,6 +16,17 @@ def write_seeds(target):
     small = {"idx": {"images": b"\0\0\x08\x03" + bytes((0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 3)) + bytes(range(18)),
                      "labels": b"\0\0\x08\x03" + bytes((0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 2, 9, 9, 9, 9)) +
                      b"\0\0\x08\x01\0\0\0\1\2", "numbers": b"1 2 3,4\t5 6 7 8 9\n\n0.5 1e3 nan 1 2 3 4 5 6\n"},
+             "units": {
+                 "tmx": b'<tmx version="1.4"><header srclang="en"/><body><tu><tuv xml:lang="en"><seg>One <ph>x</ph>'
+                        b'two</seg></tuv><tuv xml:lang="de"><seg>Eins zwei</seg></tuv></tu></body></tmx>',
+                 "xliff": b'<xliff version="1.2"><file source-language="en" target-language="de"><body><trans-unit '
+                          b'id="1"><source>One</source><target>Eins</target></trans-unit></body></file></xliff>',
+                 "xliff2": b'<xliff version="2.0" srcLang="en" trgLang="de"><file id="f"><unit id="1"><segment>'
+                           b'<source>One</source><target>Eins</target></segment></unit></file></xliff>',
+                 "po": b'msgid ""\nmsgstr ""\n"Language: de\\n"\n\n#, fuzzy\nmsgid "a"\nmsgstr "b"\n\nmsgid "%d book"'
+                       b'\nmsgid_plural "%d books"\nmsgstr[0] "%d Buch"\nmsgstr[1] "%d "\n"B\\u00fccher"\n',
+                 "tsv": "source\ttarget\n# note\nHouse\tHaus\nTom\n".encode(),
+                 "csv": b'"a, b",c\n"d ""e""","f\ng"\n', "utf16": "House\tHäuser 😀\n".encode("utf-16")},
              "lines": {"sentences": "Dr. Who is here. \"Yes!\" HE SAID IT ALL. Ça va? ЭТО ВСЁ НЕ ТАК.\r\nb\n".encode(),
                        "bytes": b"\xef\xbb\xbfa\0b\n\xff\n\xf5\x07x\n\xf5\x08y\r\n\n"}}
     index = {"baseUrl": "https://a", "models": {"en-pt": [{
