@@ -53,7 +53,8 @@ def look(result: Result) -> str:
     assert tokens == best.tokens and result.source_tokens == model.tokens(result.source_ids)
     assert numbers and best.finished and best.text == result.text
     between: str = result.between + result.between_language + result.note
-    assert not between
+    confidence: "float | None" = result.confidence
+    assert not between and (confidence is None or 0 <= confidence <= 1)
     return result.text
 
 

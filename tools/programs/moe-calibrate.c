@@ -3,6 +3,7 @@
 #define _DARWIN_C_SOURCE
 
 #include "tools/programs/calibration.h"
+#include "tools/programs/reliability.h"
 
 #include <fcntl.h>
 #include <math.h>
@@ -13,7 +14,7 @@
 
 typedef struct options {
     program_common common;
-    const char *text;
+    const char *text, *confidence;
     int k; /* -1 if not given */
     int loads;
 } options;
@@ -27,6 +28,10 @@ static const option_row own_rows[] = {
       OPTION_MEMBER(ROW_WORD, text),
       .more = ". For a translation model, lines contain source language TAB target language TAB source TAB target, as "
               "for moe-quantize --measure; if the target is missing, IN translates the source first" },
+    { "confidence", "PAIRS", "keep the gates and store a table of probabilities that a translation is right",
+      .group = GROUP_FILES, OPTION_MEMBER(ROW_WORD, confidence),
+      .more = ". PAIRS has lines of source language TAB target language TAB source TAB reference: at least 400, better "
+              "2,000 per direction, which the model has not been trained on" },
     { "max-len", "N", "skip lines with more than N tokens", .group = GROUP_FILES,
       OPTION_INT(common.settings.max_len, 4, 1 << 16) },
     { "k", "N", "experts per token for softmax gates; with two levels of gates, N applies to each softmax level",
@@ -39,12 +44,15 @@ static const option_row own_rows[] = {
 
 static const option_program program = {
     .name = "moe-calibrate",
-    .usage = "-m IN -o OUT --text FILE [OPTION]...",
+    .usage = "-m IN -o OUT --text FILE [OPTION]...\n       moe-calibrate -m IN -o OUT --confidence PAIRS",
     .about = "Replace the gates of a model with threshold gates that balance its experts on a text.\n"
              "\n"
              "Each mixture gets thresholds that distribute the tokens of the text equally over its experts, k of n "
              "experts per token on average. Everything else is unchanged. With --loads the gates are unchanged and "
-             "OUT records which experts are busy.",
+             "OUT records which experts are busy.\n"
+             "\n"
+             "With --confidence only a table is added, from which programs print the probability that a translation is "
+             "right: that its chrF against a reference is at least 60.",
     OPTION_LISTS(OPTION_OWN, PROGRAM_ROWS("ids pretokenized verbose quiet"), PROGRAM_SPEED_ROWS),
     .notes =
         "IN is measured with its own gates; its decoder reads the given targets. The threshold of an expert is the "
@@ -56,10 +64,16 @@ static const option_program program = {
         "tools/convert/convert.py --golden and moe-quantize --measure make new ones. Memory in addition to the model: "
         "8 bytes per selected (token, expert) pair.\n"
         "\n"
+        "--confidence fits the table on every other line, and prints on the remaining ones: lines, right translations, "
+        "mean probability, expected calibration error over ten bins, and the probability that a right translation gets "
+        "a higher value than a wrong one (AUC). Both errors and quality depend on the kind of text.\n"
+        "\n"
         "Exit status: 0 done, 2 usage error, 3 model or memory error, 4 input or output error.\n",
-    .examples = "  moe-calibrate -m topk.bin -o thresholds.bin --text sample.tsv\n",
-    .required = "model output text",
-    OPTION_EXCLUSIONS("ids pretokenized", "loads k"),
+    .examples = "  moe-calibrate -m topk.bin -o thresholds.bin --text sample.tsv\n"
+                "  moe-calibrate -m model.bin -o sure.bin --confidence dev.tsv\n",
+    .required = "model output",
+    OPTION_EXCLUSIONS("ids pretokenized", "loads k", "text confidence", "loads confidence", "k confidence",
+                      "ids confidence", "pretokenized confidence"),
     .version = program_version,
 };
 
@@ -152,6 +166,8 @@ int main(int argc, char **argv) {
     if (status < 0) status = option_parse(&program, argc, argv, &o);
     if (status < 0) status = program_check_copy(o.common.model, o.common.output);
     if (status >= 0) return status;
+    if (o.confidence) return reliability_fit(&o.common, o.confidence);
+    if (!o.text) return program_usage_error("--text or --confidence is required");
 
     /* Verify the checksums first: saving computes new checksums even for damaged weights. */
     const moe_model_params params = { .verify = o.common.no_verify ? -1 : 1, .copy = o.common.no_mmap };

@@ -274,6 +274,8 @@ static void json_line(const options *o, program_line *line, const moetext_result
     if (r->between_path) json_text(&j, "between_model", text_model_name(r->between_path, name, sizeof name));
     json_ids(&j, "source_ids", r->source_ids, r->n_source_ids);
     if (is_translated(o, r)) {
+        const double confidence = o->score ? -1 : moetext_confidence(r);
+        if (confidence >= 0) json_digits(&j, "confidence", confidence, 3);
         json_hypothesis(o, r, &r->hypotheses[0], &j);
         if (o->nbest > 0) json_open(&j, "nbest", '[');
         for (size_t i = 0; o->nbest > 0 && i < r->n_hypotheses; i++) {

@@ -164,14 +164,18 @@ static int64_t characters(const ruler *r, size_t at) {
     return r->marks[at / 64] + (int64_t)text_utf8_count(r->text + at / 64 * 64, at % 64);
 }
 
-/* Write {"score": ..., "alignment": [[begin, end, begin, end], ...]} with character positions in both texts. */
-static void write_details(text_item *item, const moetext_hypothesis *best) {
+/* Write {"score": ..., "confidence": ..., "alignment": [[begin, end, begin, end], ...]} with character positions in
+ * both texts. */
+static void write_details(text_item *item, const moetext_result *result) {
+    const moetext_hypothesis *best = &result->hypotheses[0];
+    const double confidence = moetext_confidence(result);
     json j = { .out = &item->details };
     const ruler source = ruler_of(item->text, item->length), target = ruler_of(best->text, best->length);
     const int known = source.marks && target.marks;
     item->details.failed |= !known;
     json_open(&j, NULL, '{');
     json_float(&j, "score", best->score);
+    if (confidence >= 0) json_digits(&j, "confidence", confidence, 3);
     json_open(&j, "alignment", '[');
     for (size_t i = 0; known && i < best->n_links; i++) {
         const moetext_link *link = &best->links[i];
@@ -198,7 +202,7 @@ int translation_done(server *s, text_item *item, const moetext_result *result) {
     item->untranslated = (result->flags & MOETEXT_KEPT) != 0;
     item->request->untranslated += (size_t)item->untranslated;
     if (req->alternatives) write_others(item, result);
-    if (req->details) write_details(item, best);
+    if (req->details) write_details(item, result);
     if (item->collected) experts_write(req->backend, item, result->n_parts);
     return 1;
 }

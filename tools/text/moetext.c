@@ -1111,6 +1111,16 @@ static void refuse(const moetext *t, const moetext_request *q, moe_status status
     t->done(t->user, &r);
 }
 
+static const char AUTO[] = "auto"; /* represents a source language that must be detected */
+
+/* Return the code of a request's language, of the option, or of a tag; "" if unknown. */
+static const char *code_of(const moetext *t, const char *given, const char *option, int32_t tag) {
+    if (given && strcmp(given, AUTO) != 0) return given;
+    for (size_t i = 0; tag >= 0 && i < t->model->n_languages; i++)
+        if (t->model->tags[i] == tag) return t->model->languages[i];
+    return strcmp(option, AUTO) != 0 ? option : "";
+}
+
 /* Deliver the result of a text after joining all its parts. */
 static void deliver(moetext *t, unit *u) {
     moetext_result r = { .user = u->request.user,
@@ -1118,7 +1128,9 @@ static void deliver(moetext *t, unit *u) {
                          .model = t->model,
                          .model_path = t->model->path,
                          .n_matches = u->n_matches,
-                         .matches = u->matches };
+                         .matches = u->matches,
+                         .source_language = code_of(t, u->request.source, t->settings.source, u->source_tag),
+                         .target_language = code_of(t, u->request.target, t->settings.target, u->target_tag) };
     const int described = !u->lost && describe(t, u, &r);
     const size_t n = u->found || r.flags & MOETEXT_BLANK ? u->joined.n : 0;
     const int lost =
@@ -1204,8 +1216,6 @@ static void part_done(moetext *t, part *p) {
 /* ==== 5. Stream ========================================================================================= */
 
 static moetext *translator_of(text_stream *stream) { return (moetext *)(void *)stream; }
-
-static const char AUTO[] = "auto"; /* represents a source language that must be detected */
 
 /* Return 1 if texts need a source language, also for the user's own prompt. */
 static int needs_source(const moetext *t) {
@@ -1299,14 +1309,6 @@ static int next_text(moetext *t, int wait) {
         if (t->unit) t->unit->request.routing = q.routing;
         if (t->unit && moe_request_dropped(t->unit->request.drop)) drop_text(t, t->unit);
     }
-}
-
-/* Return the code of a request's language, of the option, or of a tag; "" if unknown. */
-static const char *code_of(const moetext *t, const char *given, const char *option, int32_t tag) {
-    if (given && strcmp(given, AUTO) != 0) return given;
-    for (size_t i = 0; tag >= 0 && i < t->model->n_languages; i++)
-        if (t->model->tags[i] == tag) return t->model->languages[i];
-    return strcmp(option, AUTO) != 0 ? option : "";
 }
 
 moetext_memory text_no_memory = { NULL };

@@ -508,8 +508,14 @@ typedef struct moetext_result {
     const char *model_path;    /* file of `model`; NULL if it has no path of its own */
     const char *between_path;  /* with two models, the file of the first */
     size_t n_matches;
-    const moetext_match *matches; /* [n_matches] of the parts that were found in a memory */
+    const moetext_match *matches;                  /* [n_matches] of the parts that were found in a memory */
+    const char *source_language, *target_language; /* as requested or detected; NULL or "" if unknown */
 } moetext_result;
+
+/* Return the probability, 0 to 1 in thousandths, that the best translation of a result is right: that its chrF against
+ * a reference would be at least 60. Return -1 if nothing was translated, if two models translated, or if the model file
+ * has no table for it (moe-calibrate --confidence). */
+double moetext_confidence(const moetext_result *result);
 
 /* Fill *request with the next text, and return MOE_PULL_REQUEST, MOE_PULL_END, MOE_PULL_LATER or MOE_PULL_CANCEL (stop
  * and drop all work). If `wait` is 0, other texts are in progress, so return MOE_PULL_LATER rather than block. */

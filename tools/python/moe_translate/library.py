@@ -66,7 +66,8 @@ class Result(ctypes.Structure):
                 ("n_hypotheses", c_size_t), ("hypotheses", POINTER(Hypothesis)), ("model", c_void_p),
                 ("between", c_void_p), ("between_length", c_size_t), ("between_language", c_char_p),
                 ("n_notes", c_size_t), ("notes", POINTER(Note)), ("model_path", c_char_p), ("between_path", c_char_p),
-                ("n_matches", c_size_t), ("matches", c_void_p)]
+                ("n_matches", c_size_t), ("matches", c_void_p), ("source_language", c_char_p),
+                ("target_language", c_char_p)]
 
 
 class Local(ctypes.Structure):
@@ -169,6 +170,7 @@ FUNCTIONS = {  # name: (result type, argument types)
     ),
     "moetext_glossary_free": (None, [c_void_p]),
     "moetext_glossary_heading": (c_char_p, [c_void_p]),
+    "moetext_confidence": (c_double, [POINTER(Result)]),
     "moetext_memory_of": (c_void_p, [c_void_p]),
     "moetext_memory_add": (
         c_int,

@@ -72,6 +72,8 @@ class Result:
     between: str = ""
     between_language: str = ""
     note: str = ""  # a remark about the translation, such as why it is doubtful
+    # Probability that the translation is right (chrF of at least 60); None if the model has no table for it.
+    confidence: "float | None" = None
 
 
 class Stats(SimpleNamespace):
@@ -1157,6 +1159,7 @@ def _result(model, text, raw):
         ctypes.string_at(raw.between, raw.between_length).decode("utf-8") if raw.between else "",
         (raw.between_language or b"").decode("utf-8"),
         "" if raw.status else raw.message.decode("utf-8", "replace"),
+        confidence if (confidence := lib().moetext_confidence(ctypes.byref(raw))) >= 0 else None,
     )
 
 
