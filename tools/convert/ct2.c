@@ -1100,7 +1100,7 @@ static rotation read_rotation(ct2 *c, decoder *d, int64_t i) {
                          value(c, NAME("%s/rotary_low_freq_factor", at.text), 1),
                          value(c, NAME("%s/rotary_high_freq_factor", at.text), 4),
                          value(c, NAME("%s/original_max_position_embeddings", at.text), 0) };
-    if (r.type > 0 && (r.type < LLAMA_3 || r.type > LLAMA_3))
+    if (r.type > 0 && (r.type < (double)LLAMA_3 || r.type > (double)LLAMA_3))
         making_refuse(c->m, model_name,
                       "%.60s/rotary_scaling_type is %g, which is not supported here: convert the "
                       "model that CTranslate2 converted",
