@@ -111,7 +111,7 @@ cue_step cues_take(cue_stream *s, const char *line, size_t length) {
     if (s->n && (!line || is_complete(s))) return translate_cues(s);
     if (s->ended) return s->ended = 0, CUE_TAKEN;
     if (times) {
-        const int joins = !s->n || (begin - s->cues[s->n - 1].end < APART && begin >= s->cues[s->n - 1].begin);
+        const int joins = !s->n || (begin - s->cues[s->n - 1].end < (double)APART && begin >= s->cues[s->n - 1].begin);
         return joins ? begin_cue(s, line, length, begin, end) : translate_cues(s);
     }
     if (s->n && length && !is_number(line, length)) return translate_cues(s); /* a note follows */
