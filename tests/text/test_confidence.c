@@ -1,9 +1,12 @@
-/* test_confidence.c - the numbers behind moetext_confidence: features, table, chrF. */
+/* test_confidence.c - the numbers behind moetext_confidence: features, table, chrF; damaged tables. */
+#define _POSIX_C_SOURCE 200809L /* unlink, getpid */
 #include "tools/programs/reliability.h"
 #include "tools/text/confidence.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/test.h"
 
@@ -59,6 +62,81 @@ TEST(chrf_equals_sacrebleu) {
             reliability_chrf(cases[i].text, strlen(cases[i].text), cases[i].reference, strlen(cases[i].reference));
         if (fabs(found - cases[i].chrf) > 1e-9) fail_msg("%s: %.12f, not %.12f", cases[i].text, found, cases[i].chrf);
     }
+}
+
+/* Write a small model with a table; return the confidence of a result with these languages. */
+static double confidence_with(const int64_t *table, size_t n, const char *directions, const char *source,
+                              const char *target) {
+    const float logprobs[] = { -1, -2 };
+    const moetext_hypothesis h = { .logprob = -3, .finished = 1, .n_logprobs = 2, .token_logprobs = logprobs };
+    const moe_meta_entry entries[] = {
+        { .key = TEXT_CONFIDENCE_KEY, .kind = MOE_META_INTS, .text = { (const char *)table, n * sizeof *table } },
+        { .key = TEXT_CONFIDENCE_DIRECTIONS, .kind = MOE_META_TEXTS, .text = { directions, strlen(directions) } }
+    };
+    const moe_save_params params = { .type = MOE_TYPE_KEEP,
+                                     .experts = MOE_TYPE_KEEP,
+                                     .entries = entries,
+                                     .n_entries = *directions ? 2 : 1 };
+    char path[64];
+    moe_error e;
+    moe_model *model;
+    moetext_model *opened;
+    snprintf(path, sizeof path, "/tmp/moe-confidence-%ld.bin", (long)getpid());
+    if (moe_model_open("tests/golden/model-base.bin", NULL, &model, &e)) fail_msg("%s", e.message);
+    if (moe_model_save(model, path, &params, &e)) fail_msg("%s", e.message);
+    moe_model_close(model);
+    if (moetext_model_open(path, "form=ids", &opened, &e)) fail_msg("%s", e.message);
+    const moetext_result r = { .n_hypotheses = 1,
+                               .hypotheses = &h,
+                               .n_source_ids = 4,
+                               .model = opened,
+                               .source_language = source,
+                               .target_language = target };
+    const double found = moetext_confidence(&r);
+    moetext_model_close(opened);
+    unlink(path);
+    return found;
+}
+
+TEST(damaged_tables_are_ignored) {
+    enum { N = 2 + 2 * (TEXT_CONFIDENCE_FEATURES + 2 * 2 + 2), ROW = 2 + (N - 2) / 2 };
+    int64_t t[N] = { TEXT_CONFIDENCE_FORM, 2 };
+    int64_t *row = t + ROW, *values = row + TEXT_CONFIDENCE_FEATURES; /* without a reverse score */
+    row[1] = 1000000;                                                 /* -3 / 2 */
+    t[2 + TEXT_CONFIDENCE_FEATURES + 1] = 1; /* the other row must be used for results with a reverse score only */
+    values[0] = -2000000, values[1] = 0, values[2] = 0, values[3] = 800000;
+    values[4] = 500000, values[5] = -500000;
+    const char *const both = "en-de\nfr-de";
+    assert_float_equal(confidence_with(t, N, both, "es", "de"), 0.2, 1e-9);
+    assert_float_equal(confidence_with(t, N, both, "en", "de"), 0.4, 1e-9);
+    assert_float_equal(confidence_with(t, N, both, "fr", "de"), 0, 1e-9);
+    assert_float_equal(confidence_with(t, N, both, "", "de"), 0.2, 1e-9);
+    assert_float_equal(confidence_with(t, N, both, "en", NULL), 0.2, 1e-9);
+    assert_float_equal(confidence_with(t, N - 4, "", NULL, NULL), -1, 1e-9); /* the rows begin elsewhere */
+    const struct {
+        size_t at;
+        int64_t value;
+    } wrong[] = { { 0, 2 },
+                  { 1, 1 },
+                  { 1, 3 },
+                  { 1, INT64_MIN },
+                  { 1, 65 },
+                  { ROW, INT64_MAX },
+                  { ROW, INT64_MIN },
+                  { ROW + TEXT_CONFIDENCE_FEATURES + 1, -2000000 },
+                  { ROW + TEXT_CONFIDENCE_FEATURES, INT64_MIN },
+                  { ROW + TEXT_CONFIDENCE_FEATURES + 2, -1 },
+                  { ROW + TEXT_CONFIDENCE_FEATURES + 3, 1000001 } };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        const int64_t old = t[wrong[i].at];
+        t[wrong[i].at] = wrong[i].value;
+        if (confidence_with(t, N, both, "en", "de") >= 0) fail_msg("damage %zu", i);
+        t[wrong[i].at] = old;
+    }
+    assert_float_equal(confidence_with(t, N - 1, both, "en", "de"), -1, 1e-9);
+    assert_float_equal(confidence_with(t, 1, both, "en", "de"), -1, 1e-9);
+    values[4] = INT64_MAX; /* an offset out of range does not count */
+    assert_float_equal(confidence_with(t, N, both, "en", "de"), 0.2, 1e-9);
 }
 
 int main(void) { return run_all_tests(NULL, NULL); }
