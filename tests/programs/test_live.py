@@ -114,6 +114,9 @@ def objects_of_each_change():
     finals = [x for x in all if x["final"]]
     assert [x["line"] for x in finals] == [1, 2], finals
     assert finals[0]["translation"].encode() == run([], b"It rains. The contract was signed.").stdout[:-1], finals
+    text = b"The contract was signed yesterday in Lisbon by both ministers. When does the next train to Berlin leave?\n"
+    last = json.loads(run(["--live", "--json"], text).stdout.splitlines()[-1])  # split into sentences, unlike --json
+    assert last["translation"].encode() == run([], text).stdout[:-1], last
     assert all[0]["line"] == 1 and not all[0]["final"], all[0]
     for x in all:
         assert x["translation"].startswith(x["stable"]), x

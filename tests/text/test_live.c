@@ -133,6 +133,50 @@ TEST(lines_and_blanks_remain) {
         { "One.", 0, { "One." }, { "Eins." }, "Eins.|" });
 }
 
+/* Return how many of `n` numbers differ from those before, without equal ones at both ends. */
+static size_t changes(const unsigned *now, size_t n, const unsigned *before, size_t n_before) {
+    size_t first = 0, last = 0;
+    while (first < n && first < n_before && now[first] == before[first]) first++;
+    while (last < n - first && last < n_before - (first < n_before ? first : n_before) &&
+           now[n - 1 - last] == before[n_before - 1 - last])
+        last++;
+    return n - first - last;
+}
+
+TEST(sentences_around_a_change_are_not_translated_again) {
+    char text[300], wanted[300], answer[8];
+    unsigned numbers[2][8] = { { 0 } };
+    size_t lengths[2] = { 0, 0 };
+    moetext_live *live;
+    moetext_request q = { 0 };
+    uint32_t random = 1;
+    assert_int_equal(moetext_live_new(&live, NULL), MOE_OK);
+    for (int round = 0; round < 2000; round++) {
+        unsigned *now = numbers[round % 2];
+        size_t n = 1 + ((random = random * 1664525u + 1013904223u) >> 24) % 8, asks = 0, at = 0;
+        const size_t same = (random >> 16) % 8, from = (random >> 8) % 3;
+        for (size_t i = 0; i < n; i++) {
+            now[i] = (unsigned)(i < same ? i : i + from);
+            at += (size_t)snprintf(text + at, sizeof text - at, "%sW%u.", i ? " " : "", now[i]);
+        }
+        lengths[round % 2] = n;
+        snprintf(wanted, sizeof wanted, "%s", text);
+        for (size_t i = 0; i < at; i++)
+            if (wanted[i] == 'W') wanted[i] = 'T';
+        assert_int_equal(moetext_live_give(live, text, at, 0, NULL), MOE_OK);
+        for (; moetext_live_next(live, &q); asks++) {
+            assert_int_equal(q.quick, 0);
+            snprintf(answer, sizeof answer, "T%.*s", (int)q.length - 1, q.text + 1);
+            assert_int_equal(moetext_live_take(live, answer, strlen(answer), NULL), MOE_OK);
+        }
+        const moetext_live_view v = moetext_live_shown(live);
+        assert_string_equal(v.text, wanted);
+        assert_int_equal(v.stable, v.length);
+        assert_true(asks <= changes(now, n, numbers[(round + 1) % 2], lengths[(round + 1) % 2]));
+    }
+    moetext_live_free(live);
+}
+
 TEST(incomplete_words_are_not_translated_while_someone_types) {
     RUN({ "a b", 0, { 0 }, { 0 }, "|" }, { "a b ", 0, { 0 }, { 0 }, "|" }, { "a b c", 0, { 0 }, { 0 }, "|" },
         { "a b co", 0, { 0 }, { 0 }, "|" }, { "a b co ", 0, { "~a b co" }, { "A B CO" }, "|A B" },

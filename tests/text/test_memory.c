@@ -362,6 +362,42 @@ TEST(each_allocation_of_a_glossary_can_fail) {
     moetext_model_close(model);
 }
 
+/* Let a text grow; return the first error. */
+static moe_status let_grow(moetext_live *text, moe_error *e) {
+    static const char whole[] = "Yes. One two three four.\nFive six seven eight nine";
+    moetext_request q = { 0 };
+    for (size_t length = 4; length <= strlen(whole); length += 5) {
+        const int last = length + 5 > strlen(whole);
+        if (moetext_live_give(text, whole, length, last ? MOETEXT_FINAL : MOETEXT_GROWING, e)) return e->code;
+        while (moetext_live_next(text, &q))
+            if (moetext_live_take(text, q.text, q.length, e)) return e->code;
+    }
+    return moetext_live_shown(text).final ? MOE_OK : MOE_ERROR_MEMORY; /* without memory nothing is asked */
+}
+
+TEST(each_allocation_of_a_live_text_can_fail) {
+    const long long before = blocks;
+    long long hits = 1, total = 0;
+    for (long long n = 1; hits; n++) {
+        moetext_live *text = NULL;
+        moe_error e = { .code = MOE_OK };
+        count = failed = 0;
+        at = n;
+        counting = 1;
+        moe_status status = moetext_live_new(&text, &e);
+        if (!status) status = let_grow(text, &e);
+        counting = 0;
+        at = -1;
+        hits = failed, total += hits;
+        if (status) assert_true(hits && status == MOE_ERROR_MEMORY);
+        if (text) assert_int_equal(let_grow(text, &e), MOE_OK); /* with memory it works again */
+        moetext_live_free(text);
+        if (blocks != before) fail_msg("%lld: %lld blocks leak", n, blocks - before);
+    }
+    print_message("live text: %lld failures\n", total);
+    assert_true(total > 20);
+}
+
 int main(void) {
     if (getenv("VALGRIND")) return 0; /* valgrind replaces malloc */
     return run_all_tests(NULL, NULL);

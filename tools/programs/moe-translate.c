@@ -150,8 +150,8 @@ static int refuse_document(const options *o, const char *path) {
 static int check_options(options *o) {
     program_common *common = &o->common;
     text_settings *settings = &common->settings;
-    const int whole =
-        common->json || o->nbest > 0 || o->score || o->prefix || common->routing || common->ids || common->pretokenized;
+    const int whole = (common->json && !o->live) || o->nbest > 0 || o->score || o->prefix || common->routing ||
+                      common->ids || common->pretokenized;
     if (whole && settings->split > 0)
         return program_usage_error("--split cannot be combined with --json, --nbest, --score, --prefix, --routing, "
                                    "--ids or --pretokenized");

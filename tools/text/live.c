@@ -119,27 +119,25 @@ static void sentence_free(sentence *s) {
     text_bytes_free_all(all, sizeof all / sizeof *all);
 }
 
-/* Make room for a sentence at index `i` and move the following ones up. */
-static int insert(moetext_live *l, size_t i) {
-    if (l->n == l->capacity) {
-        const size_t before = l->capacity;
-        sentence *grown = text_grown(l->sentences, &l->capacity, l->n + 1, sizeof *grown);
-        if (!grown) return 0;
-        memset(grown + before, 0, (l->capacity - before) * sizeof *grown);
-        l->sentences = grown;
-    }
-    const sentence spare = l->sentences[l->n];
-    memmove(l->sentences + i + 1, l->sentences + i, (l->n - i) * sizeof *l->sentences);
-    l->sentences[i] = spare;
-    sentence_clear(&l->sentences[i]);
-    l->n++;
-    return 1;
+static void swap(sentence *a, sentence *b) {
+    const sentence other = *a;
+    *a = *b, *b = other;
 }
 
-static void delete(moetext_live *l, size_t i) {
-    const sentence spare = l->sentences[i];
-    memmove(l->sentences + i, l->sentences + i + 1, (l->n - i - 1) * sizeof *l->sentences);
-    l->sentences[--l->n] = spare;
+/* Change the number of sentences to `n`: insert empty ones before the last `kept`, or delete those before them. */
+static int resize(moetext_live *l, size_t n, size_t kept) {
+    const size_t before = l->n, room = l->capacity;
+    if (n > room) {
+        sentence *grown = text_grown(l->sentences, &l->capacity, n, sizeof *grown);
+        if (!grown) return 0;
+        memset(grown + room, 0, (l->capacity - room) * sizeof *grown);
+        l->sentences = grown;
+    }
+    for (size_t i = 1; n > before && i <= kept; i++) swap(&l->sentences[n - i], &l->sentences[before - i]);
+    for (size_t i = kept; n < before && i; i--) swap(&l->sentences[n - i], &l->sentences[before - i]);
+    for (size_t i = before - kept; i + kept < n; i++) sentence_clear(&l->sentences[i]);
+    l->n = n;
+    return 1;
 }
 
 /* A cut of a text into sentences. */
@@ -183,9 +181,7 @@ static int divide(moetext_live *l) {
         at = c.begin + c.length + c.gap;
     }
     const size_t equal = equal_sentences(l, cuts, n, &kept);
-    while (l->n > n) delete(l, l->n - 1 - kept);
-    while (l->n < n)
-        if (!insert(l, l->n - kept)) return free(cuts), 0;
+    if (!resize(l, n, kept)) return free(cuts), 0;
     set(&l->lead, l->text.data, n ? cuts[0].begin : 0);
     int fine = !l->lead.failed;
     for (size_t i = 0; i < n; i++) {
