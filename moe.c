@@ -10554,6 +10554,9 @@ struct moe_slot {
     uint64_t age;             /* sequence number of the sentence */
     uint64_t gave;            /* number of finished sentences when it released its pages; UINT64_MAX if it never did */
     size_t reported;          /* steps before it released its pages, which are recomputed but not reported again */
+    size_t keep;              /* steps after which its states are kept for other sentences; 0 if never */
+    int32_t from;             /* row of the kept states that it starts with if it shares pages */
+    size_t state;             /* index of its first row carried by state */
     int32_t *target;          /* [max_target], n_target used */
     int32_t *draft;           /* [max_target], n_draft used; see "Drafts" */
     size_t n_draft, expected; /* number of tokens; index of the one that is expected next */
@@ -11548,6 +11551,12 @@ typedef struct moe_pace {
     int mixed; /* 1 if the current run has rows of given tokens, which have no logits */
 } moe_pace;
 
+/* A row carried by state that holds the states after a page of a shared start, for sentences that continue there. */
+typedef struct moe_states {
+    uint64_t serial, used; /* id of the page, 0 if none; number of the last use */
+    int32_t row;
+} moe_states;
+
 struct moe_session {
     const moe_model *model;
     moe_allocator allocator;
@@ -11583,9 +11592,12 @@ struct moe_session {
     moe_page *pages;        /* [n_pages] */
     int32_t *free_pages;    /* [n_free] */
     int shares;             /* 1 if sentences with the same start share the start's pages */
-    int32_t *beginnings;    /* [n_pages] hash table of pages by their tokens, with the latest page or -1 */
+    int32_t *beginnings;    /* [MOE_PAGE n_pages] hash table of pages by their tokens, with the latest page or -1 */
     size_t n_idle;
     int32_t *idle_pages;   /* [n_idle] unused pages of shared starts, least recently used first */
+    size_t n_kept;         /* shared starts whose states can be kept */
+    moe_states *kept;      /* [n_kept] */
+    uint64_t uses;         /* number of uses of kept states so far */
     uint64_t serials;      /* number of serials assigned so far */
     uint64_t begun, ended; /* number of sentences started so far; number done */
     moe_pace pace;         /* how the time of a run depends on its rows */
@@ -11651,29 +11663,28 @@ static void moe_carried_layout(moe_session *s, moe_layout *at) {
 /* Return the maximum number of idle pages: one eighth of all pages, so little memory is touched needlessly. */
 static size_t moe_most_idle(const moe_session *s) { return moe_divide_up(s->n_pages, 8); }
 
-/* Carve the pages of rows carried by token, all free. */
-static void moe_pages_layout(moe_session *s, moe_layout *at) {
+/* Carve the pages of rows carried by token, all free, and the numbers of rows carried by state. */
+static void moe_pages_layout(moe_session *s, moe_beam *b, moe_layout *at) {
+    const int states = moe_model_carries(s->model, MOE_BY_STATE, 1);
+    if (states) b->states = moe_carve(at, s->rows, sizeof *b->states);
+    if (states) b->origins = moe_carve(at, s->rows, sizeof *b->origins);
     s->pages = moe_carve(at, s->n_pages, sizeof *s->pages);
     s->free_pages = moe_carve(at, s->n_pages, sizeof *s->free_pages);
-    s->beginnings = moe_carve(at, s->n_pages, sizeof *s->beginnings);
+    s->beginnings = moe_carve(at, MOE_PAGE * s->n_pages, sizeof *s->beginnings);
     s->idle_pages = moe_carve(at, moe_most_idle(s), sizeof *s->idle_pages);
+    s->kept = moe_carve(at, s->n_kept, sizeof *s->kept);
+    for (size_t i = 0; at->base && i < s->n_kept; i++)
+        s->kept[i] = (moe_states){ .row = (int32_t)(s->carried_rows[MOE_BY_STATE] - s->n_kept + i) };
     s->n_free = s->n_idle = 0;
     for (size_t i = 0; at->base && i < s->n_pages; i++) {
         s->free_pages[s->n_free++] = (int32_t)(s->n_pages - 1 - i);
         s->pages[i] = (moe_page){ .serial = 0 };
-        s->beginnings[i] = -1;
+        for (size_t k = 0; k < MOE_PAGE; k++) s->beginnings[i * MOE_PAGE + k] = -1;
     }
     for (size_t i = 0; s->n_pages && i < s->n_slots; i++) {
         int32_t *pages = moe_carve(at, moe_divide_up(s->token_rows, MOE_PAGE), sizeof *pages);
         if (at->base) s->slots[i].pages = pages;
     }
-}
-
-static void moe_states_layout(moe_session *s, moe_layout *at) {
-    moe_beam *b = &s->frames[MOE_DECODER].beam;
-    if (!moe_model_carries(s->model, MOE_BY_STATE, 1)) return;
-    b->states = moe_carve(at, s->rows, sizeof *b->states);
-    b->origins = moe_carve(at, s->rows, sizeof *b->origins);
 }
 
 /* Carve the arguments and results of the graphs' runs, apart from nodes, and memory for a sentence's result. */
@@ -11732,8 +11743,7 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
         s->next_of = moe_carve(at, beam, sizeof *s->next_of);
     }
     s->results = moe_carve(at, moe_most_words(&s->search), sizeof *s->results);
-    moe_states_layout(s, at);
-    moe_pages_layout(s, at);
+    moe_pages_layout(s, b, at);
 }
 
 enum { MOE_GATHERED = 4096 }; /* maximum rows of the output layer gathered for a sentence */
@@ -11776,7 +11786,7 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
     s->slots = moe_carve(at, slots, sizeof *s->slots);
     for (size_t i = 0; i < slots; i++) {
         const size_t kept = i < batch ? beam : 1; /* hypotheses */
-        moe_slot slot = { .active = 0 };
+        moe_slot slot = { .state = i < batch ? i * beam : batch * beam + i - batch };
         slot.target = moe_carve(at, max_target, sizeof *slot.target);
         slot.draft = moe_carve(at, max_target, sizeof *slot.draft);
         if (!s->api) {
@@ -11826,23 +11836,32 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
 
 /* ---- Plan: resolve the parameters ---- */
 
-/* Return the size of a page in bytes, including all layers. */
-static size_t moe_page_bytes(const moe_session *s) {
+/* Return the bytes of a row carried by token or by state, including all layers. */
+static size_t moe_carried_bytes(const moe_session *s, moe_carry by) {
     size_t bytes = 0;
     for (const moe_layer *layer = s->model->layers; layer < s->model->layers + s->model->n_layers; layer++)
         for (size_t k = 0; k < MOE_CARRIES; k++) {
             const moe_keep keep = moe_keep_of(layer, k, s->keep);
-            if (layer->type->carries[k].by == MOE_BY_TOKEN) bytes += MOE_PAGE * moe_keep_bytes(&keep);
+            if (layer->type->carries[k].by == by) bytes += moe_keep_bytes(&keep);
         }
     return bytes;
 }
 
+/* Return how many states to keep: enough for the prompts of a few tasks, little compared with the states in use. */
+static size_t moe_most_kept(const moe_session *s) {
+    const int some = !s->api && s->model->prompted && moe_model_carries(s->model, MOE_BY_STATE, 1);
+    return some ? 1 + moe_divide_up(s->n_slots, 8) : 0;
+}
+
+/* Divide context_memory between kept states, which take up to a quarter, and pages. */
 static moe_status moe_limit_pages(moe_session *s, moe_error *error) {
-    const size_t bytes = moe_page_bytes(s);
+    const size_t bytes = MOE_PAGE * moe_carried_bytes(s, MOE_BY_TOKEN), state = moe_carried_bytes(s, MOE_BY_STATE);
+    const uint64_t memory = (uint64_t)s->params.context_memory << 20;
     if (!bytes)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "context_memory",
                         "context_memory must be 0: the model has no cached keys and values");
-    const uint64_t most = ((uint64_t)s->params.context_memory << 20) / bytes;
+    if (s->n_kept && memory / 4 / state < s->n_kept) s->n_kept = (size_t)(memory / 4 / state);
+    const uint64_t most = (memory - s->n_kept * state) / bytes;
     s->n_pages = moe_max(1, most < s->n_pages ? (size_t)most : s->n_pages);
     return MOE_OK;
 }
@@ -11879,12 +11898,13 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     /* A request is pulled before its length is known, so capacity for the longest one is always free. */
     s->carried_rows[MOE_BY_SOURCE] = max_source + tokens + 32 * (s->n_slots - batch);
     s->carried_rows[MOE_BY_TOKEN] = s->token_rows * s->n_slots;
-    s->carried_rows[MOE_BY_STATE] = batch * beam + s->n_slots - batch;
     /* Prompts rarely exceed limit.source. A longer one uses pages of other sentences, which wait. */
     const size_t stated = (size_t)moe_stated_source(s->model) - 1, prompt = s->search.max_prompt,
                  longer = s->params.context_memory ? 0 : moe_min(s->token_rows, prompt - moe_min(prompt, stated));
     if (!s->api) s->n_pages = moe_divide_up(s->token_rows - longer, MOE_PAGE) * s->n_slots;
+    s->n_kept = moe_most_kept(s);
     if (s->params.context_memory) MOE_TRY(moe_limit_pages(s, error));
+    s->carried_rows[MOE_BY_STATE] = batch * beam + s->n_slots - batch + s->n_kept;
     if (s->n_pages) s->carried_rows[MOE_BY_TOKEN] = s->n_pages * MOE_PAGE;
     return MOE_OK;
 }
@@ -12023,12 +12043,13 @@ static void moe_verify_task(void *user, size_t task, size_t thread) {
     if (s->api || !t->slabs) moe_check_tensor(&s->model->file, t, &s->damage, NULL);
 }
 
-/* Return 1 if keys and values of a prompt depend only on its tokens, and no other outputs of its rows are needed. */
+/* Return 1 if the carried rows of a prompt depend only on its tokens, and no other outputs of its rows are needed. */
 static int moe_may_share(const moe_session *s) {
     const moe_graph *g = &s->graphs[MOE_DECODER];
     return s->n_pages && s->model->prompted && !moe_model_carries(s->model, MOE_BY_PARENT, 0) &&
-           !moe_model_carries(s->model, MOE_BY_PARENT, 1) && !moe_model_carries(s->model, MOE_BY_STATE, 1) &&
-           !g->noise && !g->mixes && !g->routed && !g->traced && !s->params.attention;
+           !moe_model_carries(s->model, MOE_BY_PARENT, 1) &&
+           (s->n_kept || !moe_model_carries(s->model, MOE_BY_STATE, 1)) && !g->noise && !g->mixes && !g->routed &&
+           !g->traced && !s->params.attention;
 }
 
 /* Upload the weights, start the threads, and verify tensors that must be verified now. */
@@ -12067,11 +12088,6 @@ static moe_status moe_session_enter(moe_session *s, moe_error *error) {
     if (!atomic_exchange(&s->busy, 1)) return MOE_OK;
     return moe_fail(error, MOE_ERROR_ARGUMENT, "session",
                     "the session is in use by another call; create one session per thread");
-}
-
-static moe_status moe_session_leave(moe_session *s, moe_status status) {
-    atomic_store(&s->busy, 0);
-    return status;
 }
 
 static moe_status moe_check_device(const moe_session *s, moe_error *error) {
@@ -12334,10 +12350,11 @@ static moe_status moe_session_run(moe_session *s, int which, moe_error *error) {
     return moe_run_frame(s, which, &s->frames[which], error);
 }
 
-/* End a call on all ranks together. If a rank has failed, all return its error, which they may already know. */
-static moe_status moe_end_call(moe_session *s, moe_status status, moe_error *why, moe_error *error) {
-    if (!s->ranks.reported) status = moe_run_ranks(s, MOE_GRAPHS, status, why);
+/* End a call, on all ranks together. If a rank has failed, all return its error, which they may already know. */
+static moe_status moe_session_leave(moe_session *s, moe_status status, moe_error *why, moe_error *error) {
+    if (s->params.wire && !s->ranks.reported) status = moe_run_ranks(s, MOE_GRAPHS, status, why);
     s->ranks.reported = 0;
+    atomic_store(&s->busy, 0);
     if (status && error) *error = *why;
     return status;
 }
@@ -12650,12 +12667,10 @@ static void moe_give_pages(moe_session *s, moe_slot *slot) {
         const int32_t page = slot->pages[--slot->n_pages];
         moe_page *p = &s->pages[page];
         if (--p->users) continue;
-        if (!p->serial || !p->filled) {
-            moe_free_page(s, page);
-            continue;
-        }
-        if (s->n_idle == moe_most_idle(s)) moe_free_page(s, moe_take_idle(s, 0));
-        s->idle_pages[s->n_idle++] = page;
+        const int idle = p->serial && p->filled;
+        if (idle && s->n_idle == moe_most_idle(s)) moe_free_page(s, moe_take_idle(s, 0));
+        if (idle) s->idle_pages[s->n_idle++] = page;
+        else moe_free_page(s, page);
     }
     slot->n_filled = 0;
 }
@@ -12672,15 +12687,19 @@ static moe_slot *moe_oldest(const moe_session *s, int waits, uint64_t age) {
 /* Return the number of rows that a sentence needs for its next step, or to start. */
 static size_t moe_rows_needed(const moe_slot *slot) { return 1 + (slot->waits ? slot->task.n_target : slot->n_tokens); }
 
-/* Return the hash table entry for a page of a sentence that follows page `before`; `ids` receives its tokens. */
-static int32_t *moe_find_beginning(const moe_session *s, const moe_slot *slot, size_t page, uint64_t before,
-                                   int32_t *ids) {
+/* Return the page of a shared start that contains page `at` of a sentence and follows page `before`, or -1. `ids`
+ * receives its tokens, *entry its entry in the hash table. */
+static int32_t moe_find_beginning(const moe_session *s, const moe_slot *slot, size_t at, uint64_t before, int32_t *ids,
+                                  int32_t **entry) {
     uint64_t key = before;
-    for (size_t i = 0, row = page * MOE_PAGE; i < MOE_PAGE; i++, row++) {
+    for (size_t i = 0, row = at * MOE_PAGE; i < MOE_PAGE; i++, row++) {
         ids[i] = row ? slot->target[row - 1] : slot->task.begin;
         key = moe_hash(key ^ (uint64_t)ids[i]);
     }
-    return &s->beginnings[key % s->n_pages];
+    *entry = &s->beginnings[key % (MOE_PAGE * s->n_pages)];
+    const moe_page *p = &s->pages[**entry < 0 ? 0 : **entry];
+    const int same = p->serial && p->before == before && memcmp(ids, p->ids, sizeof p->ids) == 0;
+    return same ? **entry : -1;
 }
 
 /* Add a user to a shared page, which is then no longer idle. */
@@ -12691,78 +12710,94 @@ static void moe_share_page(moe_session *s, int32_t page) {
     moe_take_idle(s, at);
 }
 
+/* Return the kept states of a page, or, if it is NULL, those not used for the longest time. NULL if there are none. */
+static moe_states *moe_find_kept(const moe_session *s, const moe_page *of) {
+    moe_states *oldest = of ? NULL : s->kept;
+    for (moe_states *k = s->kept; k < s->kept + s->n_kept; k++)
+        if (of ? k->serial == of->serial : k->used < oldest->used) oldest = k;
+    return oldest;
+}
+
+/* Keep the states of a sentence that has just filled the page before row `keep`. */
+static void moe_keep_states(moe_session *s, const moe_slot *slot) {
+    moe_states *kept = moe_find_kept(s, NULL);
+    const size_t from = slot->state + slot->live[0].state, to = (size_t)kept->row;
+    kept->serial = s->pages[slot->pages[slot->keep / MOE_PAGE - 1]].serial, kept->used = ++s->uses;
+    for (size_t i = 0; i < s->model->n_layers; i++)
+        for (size_t k = 0; k < MOE_CARRIES; k++) {
+            const moe_layer *layer = &s->model->layers[i];
+            const size_t n = layer->type->carries[k].by == MOE_BY_STATE ? moe_carried_cols(layer, k) : 0;
+            if (n) memcpy(s->carried[i][k].rows + to * n, s->carried[i][k].rows + from * n, n * sizeof(float));
+        }
+}
+
+/* Return the largest number of leading pages that a sentence may share with one of those that wait. */
+static size_t moe_common_pages(const moe_session *s, const moe_slot *slot) {
+    size_t most = 0, n; /* n: rows in common */
+    for (const moe_slot *other = s->slots; other < s->slots + s->n_slots; other++) {
+        const int waits = other != slot && other->active && other->waits && other->task.begin == slot->task.begin;
+        const size_t rows = waits ? moe_min(slot->task.free, other->task.free) : 0;
+        for (n = 1; n < rows && other->target[n - 1] == slot->target[n - 1];) n++;
+        most = moe_max(most, moe_min(n, rows) / MOE_PAGE);
+    }
+    return most;
+}
+
 /* Start a waiting sentence, for which there are pages. It shares its first pages with sentences that start with the
  * same tokens, but only rows whose outputs it does not need, and its search continues after these rows. It keeps
- * waiting while another sentence fills one of these pages. */
+ * waiting while another sentence fills one of these pages. With states, it shares pages up to one whose states are
+ * kept, replaces the others, and keeps its states after the last of them or of the pages that a waiting one shares. */
 static void moe_begin_pages(moe_session *s, size_t at) {
     moe_slot *slot = &s->slots[at];
-    const size_t alike = s->shares ? slot->task.free / MOE_PAGE : 0, rows = moe_rows_needed(slot);
-    uint64_t before = 0;
-    int32_t ids[MOE_PAGE];
-    while (slot->n_pages < alike) {
-        const int32_t page = *moe_find_beginning(s, slot, slot->n_pages, before, ids);
-        const moe_page *p = &s->pages[page < 0 ? 0 : page];
-        if (page < 0 || !p->serial || p->before != before || memcmp(ids, p->ids, sizeof ids) != 0) break;
-        if (!p->filled) {
-            moe_give_pages(s, slot);
-            return;
-        }
-        before = p->serial;
-        moe_share_page(s, page);
-        slot->pages[slot->n_pages++] = page;
+    size_t alike = s->shares ? slot->task.free / MOE_PAGE : 0, rows = moe_rows_needed(slot), same = 0, shared = 0;
+    uint64_t before = 0, last = 0;
+    int32_t ids[MOE_PAGE], *entry, page;
+    for (; same < alike && (page = moe_find_beginning(s, slot, same, last, ids, &entry)) >= 0; same++) {
+        moe_states *kept = moe_find_kept(s, &s->pages[page]);
+        if (!s->pages[page].filled) return;
+        slot->pages[same] = page, last = s->pages[page].serial;
+        if (!s->n_kept || kept) shared = same + 1, before = last;
+        if (kept) kept->used = ++s->uses, slot->from = kept->row;
     }
-    slot->n_filled = slot->n_pages;
-    while (slot->steps < slot->n_filled * MOE_PAGE) moe_score_step(&s->search, slot, at, &s->frames[MOE_DECODER].beam);
+    while (slot->n_pages < shared) moe_share_page(s, slot->pages[slot->n_pages++]);
+    slot->n_filled = shared;
+    slot->keep = s->n_kept && alike ? MOE_PAGE * (same > shared ? same : moe_common_pages(s, slot)) : 0;
+    while (slot->steps < shared * MOE_PAGE) moe_score_step(&s->search, slot, at, &s->frames[MOE_DECODER].beam);
     moe_take_pages(s, slot, rows);
-    for (size_t i = slot->n_filled; i < moe_min(alike, slot->n_pages); i++) {
+    for (size_t i = shared; i < moe_min(alike, slot->n_pages); i++) {
         moe_page *p = &s->pages[slot->pages[i]];
-        *moe_find_beginning(s, slot, i, before, p->ids) = slot->pages[i];
+        page = moe_find_beginning(s, slot, i, before, p->ids, &entry);
         p->before = before;
-        p->serial = before = ++s->serials;
+        p->serial = before = page < 0 ? ++s->serials : s->pages[page].serial;
+        *entry = slot->pages[i];
+        if (page >= 0 && !s->pages[page].users) moe_share_page(s, page), moe_free_page(s, page);
     }
     slot->waits = 0;
 }
 
-/* If there are enough pages for all sentences, assign the pages and return 1. */
-static int moe_all_have_pages(moe_session *s) {
-    size_t pages = 0;
-    for (const moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++) {
-        if (!slot->active) continue;
-        if (slot->waits && slot->gave == s->ended) return 0;
-        pages += moe_max(moe_divide_up(moe_rows_needed(slot), MOE_PAGE), slot->n_pages) - slot->n_pages;
-    }
-    if (pages > s->n_free + s->n_idle) return 0;
-    for (size_t i = 0; i < s->n_slots; i++) {
-        moe_slot *slot = &s->slots[i];
-        if (slot->active && slot->waits) moe_begin_pages(s, i);
-        else if (slot->active) moe_take_pages(s, slot, moe_rows_needed(slot));
-    }
-    return 1;
-}
-
-/* Assign pages for the next step of all running sentences, oldest first. If pages run out, the youngest sentence
- * releases its pages, waits, and is recomputed from its start. Then waiting sentences start, oldest first, if there are
- * pages for their given tokens; one that has released its pages also waits until another sentence is done. A single
- * sentence always has enough: moe_must_decode rejects requests that may need more pages than exist. */
+/* Assign pages for the next step of all running sentences. If pages run out, the youngest sentence releases its pages,
+ * waits, and is recomputed from its start. Then waiting sentences start, oldest first, if there are pages for their
+ * given tokens; one that has released its pages also waits until another sentence is done. A single sentence always has
+ * enough: moe_must_decode rejects requests that may need more pages than exist. */
 static void moe_share_pages(moe_session *s) {
-    moe_slot *slot;
-    int some = 0;
-    if (!s->n_pages) return;
-    for (size_t i = 0; i < s->n_active; i++) moe_mark_filled(s, &s->slots[s->active[i]]);
-    if (moe_all_have_pages(s)) return;
-    for (uint64_t age = 0; (slot = moe_oldest(s, 0, age)) != NULL; age = slot->age, some |= !slot->waits)
+    moe_slot *slot, *youngest;
+    for (size_t i = 0; i < s->n_active && s->n_pages; i++) {
+        slot = &s->slots[s->active[i]];
+        moe_mark_filled(s, slot);
+        if (slot->keep && slot->steps == slot->keep) moe_keep_states(s, slot);
         while (!slot->waits && !moe_take_pages(s, slot, moe_rows_needed(slot))) {
-            moe_slot *youngest = slot;
-            for (moe_slot *next = slot; next; next = moe_oldest(s, 0, next->age)) youngest = next;
+            for (moe_slot *next = youngest = slot; next; next = moe_oldest(s, 0, next->age)) youngest = next;
             moe_give_pages(s, youngest);
             youngest->reported = moe_max(youngest->reported, youngest->steps);
             moe_slot_begin(youngest);
             youngest->waits = 1;
             youngest->gave = s->ended;
         }
+    }
+    int some = moe_oldest(s, 0, 0) != NULL;
     for (uint64_t age = 0; (slot = moe_oldest(s, 1, age)) != NULL; age = slot->age, some = 1) {
         const size_t pages = moe_divide_up(moe_rows_needed(slot), MOE_PAGE);
-        if (some && (slot->gave == s->ended || s->n_free + s->n_idle <= pages)) break;
+        if (some && (slot->gave == s->ended || s->n_free + s->n_idle < pages)) break;
         moe_begin_pages(s, (size_t)(slot - s->slots));
     }
 }
@@ -12890,7 +12925,8 @@ static moe_status moe_check_pages(const moe_session *s, const moe_request *q, mo
     limit = moe_max(limit, given + tokens + 1);
     if (!q->target || q->prefix) rows += (limit - given) * (size_t)s->params.beam;
     if (!s->n_pages || rows <= s->n_pages * MOE_PAGE) return MOE_OK;
-    const size_t mb = (moe_page_bytes(s) * moe_divide_up(rows, MOE_PAGE) >> 20) + 1;
+    const size_t pages = MOE_PAGE * moe_carried_bytes(s, MOE_BY_TOKEN) * moe_divide_up(rows, MOE_PAGE);
+    const size_t mb = ((pages + moe_most_kept(s) * moe_carried_bytes(s, MOE_BY_STATE)) >> 20) + 1;
     return moe_fail(why, MOE_ERROR_LIMIT, "request",
                     "the request may need keys and values for %zu tokens, but context_memory holds %zu; raise it to "
                     "%zu MB",
@@ -13144,15 +13180,14 @@ static void moe_fill_row(moe_session *s, const moe_slot *slot, const moe_live *l
 /* Choose the row carried by state of hypothesis h. The first child of a parent keeps the parent's; others copy it. */
 static void moe_choose_state(moe_session *s, moe_slot *slot, size_t h, size_t row) {
     moe_beam *b = &s->frames[MOE_DECODER].beam;
-    const size_t at = (size_t)(slot - s->slots), batch = (size_t)s->params.batch, beam = (size_t)s->params.beam;
-    const size_t first = at < batch ? at * beam : batch * beam + at - batch, origin = slot->live[h].state;
+    const size_t first = slot->state, origin = slot->live[h].state;
     for (size_t i = 0, next = 0; i < slot->n_live; i++) { /* find the lowest state that no hypothesis has */
         if (slot->live[i].ended || i == h || slot->live[i].state != slot->live[h].state) continue;
         if (i > h && slot->live[h].state == origin) break; /* h is the first child */
         slot->live[h].state = next++, i = SIZE_MAX;
     }
     b->states[row] = (int32_t)(first + slot->live[h].state);
-    b->origins[row] = slot->steps ? (int32_t)(first + origin) : -1;
+    b->origins[row] = slot->live[h].row != SIZE_MAX ? (int32_t)(first + origin) : slot->steps ? slot->from : -1;
 }
 
 /* Fill one row for each live hypothesis, followed by rows of given or guessed tokens while rows are free. Keys and
@@ -13175,7 +13210,7 @@ static void moe_fill_frame(moe_session *s) {
             slot->live[h].row = rows++;
         }
         moe_live live = slot->live[0];
-        for (; spare && slot->ahead < moe_slot_given(slot); spare--) {
+        for (; spare && slot->ahead < moe_slot_given(slot) && slot->steps + slot->ahead + 1 != slot->keep; spare--) {
             if (!moe_take_pages(s, slot, slot->n_tokens + slot->ahead + 2)) break;
             moe_give_token(slot, &live, slot->target[live.last + 1]);
             moe_fill_row(s, slot, &live, slot->steps + ++slot->ahead, rows++);
@@ -13357,8 +13392,7 @@ static moe_status moe_translate_all(moe_session *s, moe_pull_fn pull, moe_done_f
 moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
     moe_error why = { MOE_OK, "", "" };
     MOE_TRY(moe_session_enter(s, error));
-    if (!s->params.wire) return moe_session_leave(s, moe_translate_all(s, pull, done, user, error));
-    return moe_session_leave(s, moe_end_call(s, moe_translate_all(s, pull, done, user, &why), &why, error));
+    return moe_session_leave(s, moe_translate_all(s, pull, done, user, &why), &why, error);
 }
 
 typedef struct moe_sentence {
@@ -13448,9 +13482,7 @@ moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_
                         moe_error *error) {
     moe_error why = { MOE_OK, "", "" };
     MOE_TRY(moe_session_enter(s, error));
-    if (!s->params.wire) return moe_session_leave(s, moe_classify_all(s, inputs, rows, classes, logprobs, error));
-    return moe_session_leave(s,
-                             moe_end_call(s, moe_classify_all(s, inputs, rows, classes, logprobs, &why), &why, error));
+    return moe_session_leave(s, moe_classify_all(s, inputs, rows, classes, logprobs, &why), &why, error);
 }
 
 #endif /* MOE_HOST */

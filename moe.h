@@ -455,7 +455,8 @@ typedef struct moe_session_params {
     int kv_bits; /* bits per cached key or value: 32, 16 (F16) or 8 (Q8 by head). 0: 16, which changes the */
     /* log-probabilities of SmolLM2-135M in F32 by .0006 on average and .017 at most, and its perplexity  */
     /* from 39.054 to 39.055 (tools/convert/README.md). With an encoder: 32 or 0                          */
-    /* MB for cached keys and values; sentences with a common prefix share them. 0: enough for a batch of prompts of
+    /* MB for cached keys and values; sentences with a common prefix share them. Up to a quarter holds states of Gated
+     * DeltaNet after such prefixes, at most 1 + batch / 8 of them, rounded up. 0: enough for a batch of prompts of
      * limit.source tokens. If this memory runs out, a sentence waits or restarts; one that needs more than the total is
      * rejected with a message that states the MB needed. Not on a GPU. */
     int context_memory;

@@ -58,8 +58,8 @@ static int watched_flags(int fd, int command, int flags) {
 /* ---- Models in files ---- */
 
 enum { SENTENCES = 10, LONGEST = 40, SLAB = 4096 };
-enum { GNMT, LEVELS, NLLB, PROMPTED, WIDE, DENSE, LANGUAGE, RERANKED, KINDS };
-static const char *const kind_names[] = { "gnmt", "two levels", "nllb",           "prompted",
+enum { GNMT, LEVELS, NLLB, PROMPTED, DELTA, WIDE, DENSE, LANGUAGE, RERANKED, KINDS };
+static const char *const kind_names[] = { "gnmt", "two levels", "nllb",           "prompted", "delta",
                                           "wide", "dense",      "language model", "reranked" };
 static float rerank; /* parameter `rerank` of new sessions */
 
@@ -73,6 +73,7 @@ static mw_model *model_of(int kind, uint32_t type) {
     mw_model *m = kind == LEVELS     ? mw_hierarchical(type, 5)
                   : kind == NLLB     ? mw_transformer(MW_NLLB, type, 7)
                   : kind == PROMPTED ? mw_decoder(type, 7)
+                  : kind == DELTA    ? mw_delta_decoder(type, 7)
                   : kind == LANGUAGE ? mw_language_model(type, 7)
                                      : mw_small(MW_GNMT, type, 7);
     if (kind == WIDE) replace_mixture(m, 48, 2, 12, "topk");

@@ -123,8 +123,8 @@ static moe_wire wire_of(rank *r) { return (moe_wire){ r, r->number, r->w->ranks,
 
 /* ---- Models ---- */
 
-enum { GNMT, LEVELS, NLLB, PROMPTED, DENSE, BLOCKS, LANGUAGE, LOADS, LOADS_LEVELS, LOADS_DENSE, KINDS };
-static const char *const kind_names[] = { "gnmt",   "two levels", "nllb",  "prompted",          "dense",
+enum { GNMT, LEVELS, NLLB, PROMPTED, DELTA, DENSE, BLOCKS, LANGUAGE, LOADS, LOADS_LEVELS, LOADS_DENSE, KINDS };
+static const char *const kind_names[] = { "gnmt",   "two levels", "nllb",  "prompted",          "delta",       "dense",
                                           "blocks", "language",   "loads", "loads, two levels", "loads, dense" };
 
 /* Add random loads for all experts, some of them equal, some 0. Every rank gets experts from the whole range, but if
@@ -149,6 +149,7 @@ static mw_model *model_of(int kind, uint32_t type) {
     mw_model *m = kind == LEVELS     ? mw_hierarchical(type, 5)
                   : kind == NLLB     ? mw_transformer(MW_NLLB, type, 7)
                   : kind == PROMPTED ? mw_decoder(type, 7)
+                  : kind == DELTA    ? mw_delta_decoder(type, 7)
                   : kind == LANGUAGE ? mw_language_model(type, 7)
                                      : mw_small(MW_GNMT, type, 7);
     if (kind == BLOCKS) mw_int(m, "activation.block", 64);
@@ -252,8 +253,12 @@ static int pull(void *user, int wait, moe_request *q) {
     if (f->cancel_at && f->next >= f->cancel_at) moe_session_cancel(f->session);
     while (f->next < SENTENCES && rank_of(f, f->next) != f->number) f->next++;
     if (f->next == SENTENCES) return MOE_PULL_END;
-    const size_t i = f->next++, n = 1 + (i * 5 + i * i) % 14;
-    for (size_t k = 0; k < n; k++) f->source[k] = 6 + (int32_t)((7 * i + 5 * k + i * k * k) % (MW_VOCABULARY - 6));
+    const size_t i = f->next++, begins = moe_model_prompted(f->model) && i % 3 ? 16 : 0; /* tokens of other prompts */
+    const size_t n = begins ? 17 + i % 4 : 1 + (i * 5 + i * i) % 14;
+    for (size_t k = 0; k < n; k++) {
+        const size_t seed = k < begins ? i % 3 : i;
+        f->source[k] = 6 + (int32_t)((7 * seed + 5 * k + seed * k * k) % (MW_VOCABULARY - 6));
+    }
     if (moe_model_kind(f->model) == MOE_MODEL_LANGUAGE) q->target = f->source, q->n_target = n;
     else q->source = f->source, q->n_source = n;
     q->user = &f->outcome[i];
@@ -431,6 +436,8 @@ static void one_like_alone(mw_image image, int kind, int ranks, int batch, int b
     }
     for (size_t i = 0; i < SENTENCES; i++)
         CHECK(memcmp(&expected[i], &r->outcome[i], sizeof *expected) == 0, "%s: sentence %zu differs", what, i);
+    if (kind == PROMPTED || kind == DELTA)
+        pairs *= stats.rows, stats.expert_pairs *= rows; /* fewer prompts are alike */
     CHECK(pairs == stats.expert_pairs, "%s: %zu pairs, %zu alone", what, (size_t)pairs, (size_t)stats.expert_pairs);
     const size_t runs = (size_t)r->parts[0].rank.agreed / 2; /* number of runs of a graph with one mixture */
     CHECK((kind != DENSE && kind != LOADS_DENSE) || batch < 8 || r->world.chunks > runs,

@@ -1195,8 +1195,7 @@ TEST(requests_choose_their_beam) {
 TEST(prompts_share_common_prefixes) {
     enum { N = 40, LENGTH = 20 };
     for (int i = 0; i < 5; i++) {
-        const int delta = i > 2; /* Gated DeltaNet shares nothing */
-        fixture *f = open_model((delta ? mw_delta_decoder : mw_decoder)(i ? MW_Q8 : MW_F32, 3));
+        fixture *f = open_model((i > 2 ? mw_delta_decoder : mw_decoder)(i ? MW_Q8 : MW_F32, 3));
         moe_session_params p = params_for(f->model);
         ask *asks = mw_zeros(N * sizeof *asks);
         outcome *wanted = mw_zeros(N * sizeof *wanted), found[N];
@@ -1223,12 +1222,90 @@ TEST(prompts_share_common_prefixes) {
                 const size_t rows = moe_session_stats(s).rows;
                 translate_with(s, asks, N, NULL, round, found);
                 assert_same(wanted, found, N, "shared starts");
-                CHECK(moe_session_stats(s).rows - rows + 5 * N < alone || batch == 1 || delta, "%zu rows, alone %zu",
+                CHECK(moe_session_stats(s).rows - rows + 5 * N < alone || batch == 1, "%zu rows, alone %zu",
                       (size_t)(moe_session_stats(s).rows - rows), alone);
             }
             moe_session_free(s);
         }
         free(wanted), free(asks);
+        drop(f);
+    }
+}
+
+/* A prompt of LONGEST tokens: the first `common` depend only on the group, the others also on `tail`. */
+static ask prompt_of(size_t group, size_t common, size_t tail) {
+    ask a = { .n_source = LONGEST };
+    for (size_t t = 0; t < LONGEST; t++)
+        a.source[t] = (int32_t)(8 + (t < common    ? (group + 1) * (t + 3)
+                                     : t == common ? tail
+                                                   : 5 * t + tail) %
+                                        (MW_VOCABULARY - 8));
+    return a;
+}
+
+/* Translate `n` prompts of a group in one call, compare them with results of sessions of their own, and return the
+ * number of rows that sharing saved. */
+static size_t saved_rows(moe_session *s, const fixture *f, size_t group, size_t common, size_t tail, size_t n) {
+    moe_session_params p = s->params;
+    const size_t before = moe_session_stats(s).rows;
+    size_t rows = 0;
+    ask asks[8];
+    outcome found[8];
+    p.size = sizeof p, p.batch = 1, p.piece = 7;
+    for (size_t k = 0; k < n; k++) asks[k] = prompt_of(group, common, tail + k);
+    translate_with(s, asks, n, NULL, 0, found);
+    for (size_t k = 0; k < n; k++) {
+        outcome wanted;
+        moe_session *alone = new_session(f, &p);
+        translate_with(alone, &asks[k], 1, NULL, 0, &wanted);
+        assert_same(&wanted, &found[k], 1, "kept states");
+        rows += moe_session_stats(alone).rows;
+        moe_session_free(alone);
+    }
+    return rows - (moe_session_stats(s).rows - before);
+}
+
+/* Gated DeltaNet starts from states, which are kept after the last common page of two prompts: of a batch, or of an
+ * earlier and a later request. Five are kept in a batch of 32. */
+TEST(states_are_kept_where_prompts_part) {
+    enum { BATCH = 32, KEPT = 1 + BATCH / 8, COMMON = 35, SHARED = 32 };
+    for (int i = 0; i < 4; i++) {
+        fixture *f = open_model(mw_delta_decoder(i % 2 ? MW_Q8 : MW_F32, 3));
+        moe_session_params p = params_for(f->model);
+        poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* translations never end by themselves */
+        p.beam = i < 2 ? 1 : 3, p.batch = BATCH, p.max_source = LONGEST, p.max_target = p.max_len_offset = 6;
+        p.piece = i == 1 ? 5 : 0, p.kv_bits = i == 3 ? 8 : 32, p.context_memory = 1;
+        moe_session *s = new_session(f, &p);
+        assert_int_equal(s->n_kept, KEPT);
+        for (size_t tail = 0; tail < 4; tail++) /* one after the other: the second one keeps its states */
+            assert_int_equal(saved_rows(s, f, 0, COMMON, tail, 1), tail < 2 ? 0 : SHARED);
+        for (size_t group = 1; group < KEPT; group++) /* together: the first one */
+            assert_int_equal(saved_rows(s, f, group, COMMON, 0, 3), 2 * SHARED);
+        for (size_t group = 0; group < KEPT; group++) assert_int_equal(saved_rows(s, f, group, COMMON, 5, 1), SHARED);
+        assert_int_equal(saved_rows(s, f, KEPT, COMMON, 0, 2), SHARED); /* evicts the states of group 0 */
+        assert_int_equal(saved_rows(s, f, 1, COMMON, 6, 1), SHARED);
+        assert_int_equal(saved_rows(s, f, 0, COMMON, 6, 1), 0); /* but not its pages: states are kept again */
+        assert_int_equal(saved_rows(s, f, 0, COMMON, 7, 1), SHARED);
+        assert_int_equal(saved_rows(s, f, 2, COMMON, 7, 1), 0);
+
+        /* A shorter beginning keeps other states, and the longer one remains. */
+        assert_int_equal(saved_rows(s, f, 0, 20, 0, 1), 0);
+        assert_int_equal(saved_rows(s, f, 0, 20, 1, 1), 16);
+        assert_int_equal(saved_rows(s, f, 0, COMMON, 8, 2), 2 * SHARED);
+
+        /* A partial page is not shared. */
+        for (size_t tail = 0; tail < 3; tail++) assert_int_equal(saved_rows(s, f, 20, 15, tail, 1), 0);
+        assert_int_equal(saved_rows(s, f, 21, 15, 0, 4), 0);
+        assert_int_equal(saved_rows(s, f, 22, 16, 0, 4), 3 * 16);
+
+        /* Pages after shared ones are found, too. */
+        for (size_t tail = 0; tail < 3; tail++)
+            assert_int_equal(saved_rows(s, f, 22, COMMON, tail, 1), tail < 2 ? 16 : SHARED);
+
+        /* The pages of these prompts have evicted those of group 0, without which its states are useless. */
+        for (size_t tail = 9; tail < 12; tail++)
+            assert_int_equal(saved_rows(s, f, 0, COMMON, tail, 1), tail < 11 ? 0 : SHARED);
+        moe_session_free(s);
         drop(f);
     }
 }

@@ -12,7 +12,7 @@
 
 #include "tests/fuzz/model_mutator.h"
 
-enum { REQUESTS = 5, SESSION_BYTES = 1 << 25 };
+enum { REQUESTS = 5, LONGEST = 24, ALIKE = 17, SESSION_BYTES = 1 << 25 };
 
 /* ---- Mutation ---- */
 
@@ -142,7 +142,7 @@ typedef struct plan {
     const moe_model *model;
     moe_session_params params;
     moe_request requests[REQUESTS];
-    int32_t ids[REQUESTS][2][8];
+    int32_t ids[REQUESTS][2][LONGEST];
     size_t n, stop_after; /* stop_after: number of results before cancelling; 0 to never cancel */
     int damaged;          /* 1 if the model may be damaged and format errors are allowed */
     int how;              /* 0 to cancel in the pull function, 1 to call moe_session_cancel */
@@ -226,6 +226,8 @@ static void plan_session(plan *p, uint64_t *r) {
     s->max_source = 2 + (int)fuzz_below(r, 10), s->max_target = 2 + (int)fuzz_below(r, 8);
     s->beam = 1 + (int)fuzz_below(r, 4), s->nbest = 1 + (int)fuzz_below(r, (size_t)s->beam);
     if (s->max_len_offset > 30) s->max_len_offset = 8;
+    if (moe_model_prompted(p->model) && fuzz_one_in(r, 2))
+        s->max_source = LONGEST, s->context_memory = fuzz_one_in(r, 3);
     if (fuzz_one_in(r, 4)) s->min_target = (int)fuzz_below(r, 4);
     if (fuzz_one_in(r, 4)) s->length_penalty = (float)fuzz_below(r, 5);
     if (fuzz_one_in(r, 6)) s->coverage_penalty = 0.25f;
@@ -248,14 +250,17 @@ static void plan_session(plan *p, uint64_t *r) {
 static void plan_requests(plan *p, uint64_t *r) {
     const size_t vocabulary = (size_t)moe_model_vocabulary(p->model);
     const int language = moe_model_kind(p->model) == MOE_MODEL_LANGUAGE;
+    const int alike = p->params.max_source == LONGEST; /* prompts share their first page */
     p->n = 1 + fuzz_below(r, REQUESTS);
     for (size_t i = 0; i < p->n; i++) {
         moe_request *q = &p->requests[i];
         *q = (moe_request){ .target_tag = p->params.target_tag, .source_tag = p->params.source_tag, .force = -1 };
         for (int side = 0; side < 2; side++)
-            for (size_t k = 0; k < 8; k++)
+            for (size_t k = 0; k < (alike && !side ? LONGEST : 8); k++)
                 p->ids[i][side][k] = (int32_t)fuzz_below(r, fuzz_one_in(r, 40) ? vocabulary + 2 : vocabulary);
-        if (!language || fuzz_one_in(r, 8)) q->source = p->ids[i][0], q->n_source = fuzz_below(r, 8);
+        if (alike) memcpy(p->ids[i][0], p->ids[0][0], ALIKE * sizeof p->ids[0][0][0]);
+        if (!language || fuzz_one_in(r, 8))
+            q->source = p->ids[i][0], q->n_source = alike ? ALIKE + fuzz_below(r, LONGEST - ALIKE) : fuzz_below(r, 8);
         if (language || fuzz_one_in(r, 3)) q->target = p->ids[i][1], q->n_target = fuzz_below(r, 6);
         q->prefix = fuzz_one_in(r, language ? 20 : 2);
         if (fuzz_one_in(r, 8)) q->force = (int32_t)fuzz_below(r, vocabulary);
