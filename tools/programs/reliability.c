@@ -191,7 +191,7 @@ static void done(void *user, const moetext_result *r) {
     const moetext_hypothesis *h = r->hypotheses;
     const double chrf = reliability_chrf(h->text, h->length, p->cell[3], strlen(p->cell[3]));
     if (chrf < 0) text_out_of_memory(&all->trouble);
-    p->right = chrf >= RIGHT;
+    p->right = chrf >= (double)RIGHT;
 }
 
 /* ---- 3. Fit -------------------------------------------------------------------------------------------- */
@@ -340,7 +340,7 @@ static void print_direction(const pairs *all, size_t direction) {
     for (size_t i = 0; i < all->n; i++) {
         const pair *p = &all->each[i];
         if (!is_held(all, i, direction)) continue;
-        const size_t bin = p->p < 1 ? (size_t)(p->p * BINS) : BINS - 1;
+        const size_t bin = p->p < 1 ? (size_t)(p->p * (double)BINS) : BINS - 1;
         n[bin]++, right[bin] += p->right, sum[bin] += p->p;
         if (!p->right) continue;
         for (size_t k = 0; k < all->n; k++)
@@ -360,7 +360,7 @@ static void print_direction(const pairs *all, size_t direction) {
     printf("\n%-12s %7s %9s\n", "confidence", "lines", "right");
     for (size_t b = 0; b < BINS; b++)
         if (n[b] > 0)
-            printf("%.1f to %.1f   %7.0f %7.1f %%\n", (double)b / BINS, (double)(b + 1) / BINS, n[b],
+            printf("%.1f to %.1f   %7.0f %7.1f %%\n", (double)b / (double)BINS, (double)(b + 1) / (double)BINS, n[b],
                    100 * right[b] / n[b]);
 }
 
@@ -369,7 +369,7 @@ static void print_reliability(pairs *all, const table *t) {
         pair *p = &all->each[i];
         const table *x = p->row ? &t[p->row - 1] : t;
         const int64_t value = value_of(x, p);
-        p->p = (double)text_confidence_at(x->values, x->probabilities, x->n, value) / TEXT_CONFIDENCE_ONE;
+        p->p = (double)text_confidence_at(x->values, x->probabilities, x->n, value) / (double)TEXT_CONFIDENCE_ONE;
     }
     printf("%-12s %7s %9s %12s %12s %6s\n", "held out", "lines", "right", "confidence", "error (ECE)", "AUC");
     for (size_t i = 0; i < all->n; i++)
