@@ -8,8 +8,8 @@ Usage: tests/python tests/bench/confidence.py MODEL [--lines N]
 A translation is right if sacreBLEU's chrF is at least 60. Prints for each
 direction of tatoeba-2k and newstest2014: lines, share of right ones, mean
 confidence, expected calibration error (ten bins) and the error that chance
-alone would give, AUC. --pairs writes N lines per direction of the dev sets,
-three times as many of Tatoeba as of news, for moe-calibrate.
+alone would give, AUC. --pairs writes pairs for moe-calibrate: N lines of news
+per direction and three times as many of Tatoeba.
 """
 import argparse
 import json
@@ -22,7 +22,9 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 CORPUS = os.path.join(ROOT, "../shared/corpus")
 LANGUAGES = "en", "de", "fr", "es"
-DEV = {f"dev/tatoeba.en-{x}": 3 for x in LANGUAGES[1:]} | {"dev/wmt_newstest2012": 1}
+# The dev sets have no Tatoeba without English.
+DEV = {**{f"dev/tatoeba.en-{x}": 3 for x in LANGUAGES[1:]}, "dev/wmt_newstest2012": 1,
+       **{f"train/tatoeba_pivot.{x}": 3 for x in ("de-fr", "de-es", "fr-es")}}
 TEST = [f"test/tatoeba-2k.{x}" for x in ("de-en", "de-es", "de-fr", "en-es", "en-fr", "fr-es")] + [
     f"test/wmt_newstest2014.{x}" for x in ("de-en", "fr-en")]
 BINS = 10
@@ -97,7 +99,7 @@ def main():
         measure(given.model, given.lines)
         return
     rows = [(source, target, *pair) for name, times in DEV.items()
-            for source, target, pairs in directions(name, times * (given.pairs or 300)) for pair in pairs]
+            for source, target, pairs in directions(name, times * (given.pairs or 130)) for pair in pairs]
     random.Random(1).shuffle(rows)
     sys.stdout.writelines("\t".join(row) + "\n" for row in rows)
 

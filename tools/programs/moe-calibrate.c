@@ -167,7 +167,7 @@ int main(int argc, char **argv) {
     if (status < 0) status = program_check_copy(o.common.model, o.common.output);
     if (status >= 0) return status;
     if (o.confidence) return reliability_fit(&o.common, o.confidence);
-    if (!o.text) return program_usage_error("--text or --confidence is required");
+    if (!o.text) return program_usage_error("missing --text or --confidence");
 
     /* Verify the checksums first: saving computes new checksums even for damaged weights. */
     const moe_model_params params = { .verify = o.common.no_verify ? -1 : 1, .copy = o.common.no_mmap };
