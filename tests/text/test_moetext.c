@@ -1431,7 +1431,7 @@ static uint64_t steps_of(moetext *t, schedule *p) {
 
 /* Drop text 0 when text 1 finishes. Text 0 has many parts in the first language pair and one part in the second. */
 TEST(a_dropped_text_stops_at_the_next_step) {
-    static const char *const pairs[][2] = { { many, "Where is my book?" }, { turn_texts[4], "Yes." } };
+    const char *const pairs[][2] = { { many, "Where is my book?" }, { turn_texts[4], "Yes." } };
     static const char *const options[] = { FAST ";target=de;split=20;batch=4",
                                            "beam=4;rerank=1;threads=1;target=de;nbest=2;split=20;batch=4" };
     for (size_t o = 0; o < 2; o++) {
