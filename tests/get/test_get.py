@@ -334,7 +334,7 @@ def gguf_of(*entries):
 @test
 def a_gguf_without_a_reader_is_noticed_before_the_download():
     architecture, model, pre = "general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.pre"
-    for entries, why in (([(architecture, b"command-r")], "its architecture command-r is not supported"),
+    for entries, why in (([(architecture, b"gptneox")], "its architecture gptneox is not supported"),
                          ([(architecture, b"a\33[1m" + b"x" * 99)], "its architecture a?[1m" + "x" * 35 + " is"),
                          ([(architecture, b"llama"), (model, b"bert")], "its tokeniser bert is not supported"),
                          ([(architecture, b"llama"), (model, b"llama"), (pre, b"default")], None),
