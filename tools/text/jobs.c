@@ -27,7 +27,7 @@ void text_job_note(text_job *job, int *flag, const char *format, ...) {
     const size_t said = job->noted ? strlen(job->note) : 0;
     *flag = 1;
     if (job->failed && !job->status) job->status = MOE_ERROR_ARGUMENT;
-    if (!first) return;
+    if (!first || said + 3 > sizeof job->note) return; /* full */
     va_list arguments;
     va_start(arguments, format);
     const int joint = said ? snprintf(job->note + said, sizeof job->note - said, "; ") : 0;
