@@ -7404,12 +7404,13 @@ static void moe_compute_attention_row(const moe_run *run, const moe_node *t, siz
 static moe_node *moe_op_heads(moe_graph *g, size_t heads, size_t share, int within, const float *rows,
                               moe_node *queries, size_t cols, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_HEADS, queries, NULL, cols, name);
+    const size_t width = cols / heads;
     t->heads = (moe_heads_op){ .heads = heads,
                                .share = share,
                                .within = within,
-                               .keep = { MOE_TYPE_F32, 2 * cols / share, cols / heads },
+                               .keep = { MOE_TYPE_F32, 2 * cols / share, width },
                                .rows = rows,
-                               .scale = 1.0f / sqrtf((float)(cols / heads)) };
+                               .scale = 1.0f / sqrtf((float)width) };
     return t;
 }
 
@@ -12412,9 +12413,9 @@ static size_t moe_guesses(const moe_session *s, const moe_slot *slot, double cos
     double likely = (double)slot->right, tokens = 1;
     size_t n = 0;
     if (slot->steps < slot->task.n_target) return 0;
-    for (; n < most && likely * seconds > 1.25 * cost * tokens; n++, likely *= (double)slot->right) {
+    for (; n < most && likely * seconds > 1.25 * cost * tokens; n++) {
         if (moe_is_end(&s->search, slot->draft[slot->expected + n])) break;
-        tokens += likely, seconds += cost;
+        tokens += likely, seconds += cost, likely *= (double)slot->right;
     }
     return n;
 }

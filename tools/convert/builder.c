@@ -97,7 +97,8 @@ void builder_layer(builder *b, const char *side, const char *kind, char *name) {
 
 /* Stop moe_model_write, which rejects this number. */
 static void stop_at(builder *b, const built *t, const stored *item, const char *problem, float *out) {
-    making_refuse(b->m, item->file, "tensor %.80s %s", t->experts || !item->own ? t->name : item->own, problem);
+    const char *own = item && !t->experts ? item->own : NULL;
+    making_refuse(b->m, item ? item->file : "", "tensor %.80s %s", own ? own : t->name, problem);
     out[0] = NAN;
 }
 

@@ -901,7 +901,8 @@ static int put_tokeniser(ct2 *c, int64_t sources, int64_t targets, int64_t unkno
     making_put_text(c->m, "tokenizer.kind", c->spm[0].data ? "sentencepiece" : c->n_merges ? "bpe" : "none");
     if (c->n_merges) put_merges(c);
     if (c->spm[0].data) making_put_span(c->m, "tokenizer.model", MOE_META_BYTES, c->spm[0].data, c->spm[0].size);
-    if (two && (c->spm[0].size != c->spm[1].size || memcmp(c->spm[0].data, c->spm[1].data, c->spm[0].size) != 0))
+    if (two && (!c->spm[0].data || c->spm[0].size != c->spm[1].size ||
+                memcmp(c->spm[0].data, c->spm[1].data, c->spm[0].size) != 0))
         making_put_span(c->m, "tokenizer.target_model", MOE_META_BYTES, c->spm[1].data, c->spm[1].size);
     if (c->spm[0].data && (!fits(c, 0, source_tokens(c)) || (two && !fits(c, 1, &c->vocabularies[1])))) return 0;
     if (sources > MOE_MAX_TEXTS || targets > MOE_MAX_TEXTS) return !c->spm[0].data || put_ids(c, unknown);
@@ -1117,6 +1118,11 @@ static double *frequencies(ct2 *c, const decoder *d, const rotation *r) {
     return f;
 }
 
+static int same_rotation(const rotation *a, const rotation *b) {
+    return a->base == b->base && a->type == b->type && a->factor == b->factor && a->low == b->low &&
+           a->high == b->high && a->length == b->length;
+}
+
 /* Read all layers' positions. Layers with a window may have others. */
 static int read_rotations(ct2 *c, decoder *d) {
     rotation all[2] = { { .base = 1e6 }, { .base = 0 } };
@@ -1124,7 +1130,7 @@ static int read_rotations(ct2 *c, decoder *d) {
     for (int64_t i = 0; i < d->layers && c->m->status == MOE_OK; i++) {
         const rotation own = read_rotation(c, d, i);
         const int local = d->windows[i] > 0;
-        if (found[local]++ && memcmp(&own, &all[local], sizeof own) != 0)
+        if (found[local]++ && !same_rotation(&own, &all[local]))
             return making_refuse(c->m, model_name, "layers with different rotations are not supported");
         all[local] = own;
     }

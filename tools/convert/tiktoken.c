@@ -37,7 +37,8 @@ static size_t decode(const char *text, size_t length, char *out) {
 /* Return the rank of a token, or the number of tokens if there is none of these bytes. */
 static size_t rank_of(const ranks *r, const char *data, size_t length) {
     size_t at = 0;
-    for (uint32_t i, hash = text_hash(data, length); (i = text_index_next(&r->index, hash, &at)) != TEXT_NONE;)
+    for (uint32_t i, hash = text_hash(data, length);
+         r->tokens && (i = text_index_next(&r->index, hash, &at)) != TEXT_NONE;)
         if (r->tokens[i].length == length && memcmp(r->tokens[i].data, data, length) == 0) return i;
     return r->n;
 }
@@ -50,7 +51,7 @@ static int read_line(ranks *r, const char *line, size_t length, int last, char *
     const moe_span token = { out, decode(line, first, out) };
     char rank[24];
     snprintf(rank, sizeof rank, "%zu", r->n);
-    int whole = token.length && token.length <= BPE_MAX_PIECE && r->n < PACK_MAX_TOKENS && space + 1 < end;
+    int whole = space && token.length && token.length <= BPE_MAX_PIECE && r->n < PACK_MAX_TOKENS && space + 1 < end;
     for (const char *p = space; whole && ++p < end;) whole = *p >= '0' && *p <= '9';
     const int in_order = whole && text_is(space + 1, (size_t)(end - space) - 1, rank);
     if (!whole || (last && !in_order))
@@ -104,7 +105,7 @@ static int put_tokens(ranks *r, char *out) {
     parts->tokens = making_keep(r->m, NULL, (r->n + 1) * sizeof *parts->tokens);
     parts->merges = making_keep(r->m, NULL, (r->n + 1) * sizeof *parts->merges);
     if (!parts->tokens || !parts->merges) return 0;
-    for (size_t i = 0; i < r->n; i++) {
+    for (size_t i = 0; r->tokens && i < r->n; i++) {
         const moe_span t = r->tokens[i];
         const size_t left = t.length > 1 ? left_of(r, i) : 0;
         char *begin = out, *middle = write_bytes(t.data, left, out);
@@ -146,7 +147,7 @@ int tiktoken_read(making *m, const char *path, pack_parts *parts) {
         const char *line = (const char *)file.data + at, *end = memchr(line, '\n', file.size - at);
         length = end ? (size_t)(end - line) : file.size - at;
         good = read_line(&r, line, length - (length && line[length - 1] == '\r'), !end, out);
-        if (good) out += r.tokens[r.n - 1].length;
+        if (good && r.tokens) out += r.tokens[r.n - 1].length;
     }
     parts->flags = BPE_NFC;
     parts->expressions[parts->n_expressions++] = pack_expression("hy", 2);

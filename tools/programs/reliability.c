@@ -127,7 +127,7 @@ static void pairs_free(pairs *all) {
 
 static moe_status add_line(pairs *all, const char *path, const text_line *line, moe_error *e) {
     char why[128];
-    pair p = { .line = malloc(line->length + 1) };
+    pair p = { .line = malloc(line->length + 1), .cell = { "", "", "", "" } };
     size_t cells = 0;
     if (!p.line) return text_out_of_memory(e);
     memcpy(p.line, line->data, line->length);

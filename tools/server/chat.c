@@ -274,7 +274,7 @@ static int decode_tokens(backend *b) {
     char text[LONGEST];
     int32_t ids[8];
     size_t n_ids = 0, before = 0, length;
-    if (moetext_model_encode(b->model, "a", 1, 1, ids, 7, &n_ids, NULL) || !n_ids || n_ids > 7 ||
+    if (!n || moetext_model_encode(b->model, "a", 1, 1, ids, 7, &n_ids, NULL) || !n_ids || n_ids > 7 ||
         moetext_model_decode(b->model, ids, n_ids, text, LONGEST, &before, NULL))
         return 0;
     uint32_t *ends = calloc(n, sizeof *ends);

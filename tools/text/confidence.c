@@ -96,7 +96,7 @@ static int64_t offset_of(const table *t, const char *source, const char *target)
         if (offset < -MOST_WEIGHT || offset > MOST_WEIGHT || name.length < to + 2 ||
             name.data[name.length - to - 1] != '-' || memcmp(name.data + name.length - to, target, to) != 0)
             continue;
-        if (name.length == from + 1 + to && memcmp(name.data, source, from) == 0) return offset;
+        if (from && name.length == from + 1 + to && memcmp(name.data, source, from) == 0) return offset;
         sum += offset, n++;
     }
     return n && !from ? sum / n : 0;
@@ -109,5 +109,6 @@ double moetext_confidence(const moetext_result *r) {
     if (!row || !read_table(moetext_model_engine(r->model), (size_t)row - 1, &t)) return -1;
     const int64_t value =
         text_confidence_value(t.weights, features) + offset_of(&t, r->source_language, r->target_language);
-    return (double)((text_confidence_at(t.values, t.probabilities, t.n, value) + 500) / 1000) / 1000;
+    const int64_t thousandths = (text_confidence_at(t.values, t.probabilities, t.n, value) + 500) / 1000;
+    return (double)thousandths / 1000;
 }

@@ -1255,10 +1255,11 @@ static void begin_draft(moetext *t, unit *u) {
         const int64_t offsets[] = { 0, (int64_t)text.length };
         moetext_rows found;
         if (moetext_translate_rows(t->drafter, text.data, offsets, 1, NULL, q->source, q->target, &found, NULL) ==
-            MOE_OK)
-            u->drafted = malloc((size_t)found.offsets[1] + 1);
-        if (u->drafted) draft = (moe_span){ u->drafted, (size_t)found.offsets[1] };
-        if (u->drafted && draft.length) memcpy(u->drafted, found.bytes, draft.length);
+                MOE_OK &&
+            (u->drafted = malloc((size_t)found.offsets[1] + 1)) != NULL) {
+            draft = (moe_span){ u->drafted, (size_t)found.offsets[1] };
+            if (draft.length) memcpy(u->drafted, found.bytes, draft.length);
+        }
     }
     u->draft = text_draft_begin(draft, text);
 }

@@ -182,7 +182,8 @@ static int add_term(found_terms *found, moe_span source, const char *target) {
 static moe_status find_terms(const text_prompt_request *a, found_terms *found, moe_error *error) {
     size_t bytes, word = 0;
     int inflected;
-    if (a->example[0] && !add_term(found, span_of(a->example[0]), a->example[1])) return text_out_of_memory(error);
+    if (a->example[0] && a->example[1] && !add_term(found, span_of(a->example[0]), a->example[1]))
+        return text_out_of_memory(error);
     for (size_t at = 0; a->glossary && at < a->text.length; at += bytes) {
         const char *text = a->text.data;
         const int unspaced = text_is_unspaced(text, a->text.length, at);

@@ -303,7 +303,8 @@ const char *text_recall_hash(text_recall *r) { return r->hash; }
 static size_t before_marks(const char *text, const word_list *w) {
     static const char marks[] = ". : ! \xE2\x80\xA6"; /* a question mark changes more than the mark */
     size_t n = w->n;
-    while (n > 1 && !w->each[n - 1].kind && text_is_listed(marks, text + w->each[n - 1].begin, w->each[n - 1].length))
+    while (n > 1 && w->each && !w->each[n - 1].kind &&
+           text_is_listed(marks, text + w->each[n - 1].begin, w->each[n - 1].length))
         n--;
     return n;
 }
@@ -312,7 +313,7 @@ static moe_span span_at(const char *text, const word *w) { return (moe_span){ te
 
 /* Return the text of the final marks from word `n` on. */
 static moe_span marks_of(moe_span text, const word_list *w, size_t n) {
-    const size_t begin = n < w->n ? w->each[n].begin : text.length;
+    const size_t begin = w->each && n < w->n ? w->each[n].begin : text.length;
     return (moe_span){ text.data + begin, text.length - begin };
 }
 
@@ -389,7 +390,8 @@ static int adapt(moe_span text, const word_list *to, const pair *p, text_bytes *
     *made = 0;
     const int fine = find_words(source, &from) && find_words(target, &in);
     const size_t n = before_marks(text.data, to);
-    if (fine && n == before_marks(source.data, &from) && find_changes(text, to, source.data, &from, n, &c)) {
+    if (fine && to->each && from.each && in.each && n == before_marks(source.data, &from) &&
+        find_changes(text, to, source.data, &from, n, &c)) {
         const size_t at = out->length, end = before_marks(target.data, &in);
         const moe_span old = marks_of(source, &from, n), new = marks_of(text, to, n), own = marks_of(target, &in, end);
         const int same = text_same(old, new);
