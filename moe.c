@@ -11098,10 +11098,10 @@ MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, con
  * otherwise after the nearest place with the last two tokens; otherwise after a token soon to come; otherwise the next
  * one, as if one word had been replaced. Returns 1 if the token was expected. */
 MOE_SHARED int moe_follow_draft(moe_slot *slot) {
-    const moe_token *token = &slot->tokens[slot->live[0].last];
     const size_t from = slot->expected, n = slot->n_draft;
-    const int32_t id = token->id, before = token->parent >= 0 ? slot->tokens[token->parent].id : -1;
     if (!n || slot->steps <= slot->task.n_target) return 0;
+    const moe_token *token = &slot->tokens[slot->live[0].last];
+    const int32_t id = token->id, before = token->parent >= 0 ? slot->tokens[token->parent].id : -1;
     const int right = from < n && slot->draft[from] == id;
     if (from < n) slot->right += ((float)right - slot->right) * 0.25f, slot->expected++;
     for (size_t d = 1; d < n && !right; d++)
