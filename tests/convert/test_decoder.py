@@ -23,7 +23,8 @@ from unittest import mock
 from converting import ROOT, TRANSLATE, convert_quietly, run
 from suite import Skip, Suite
 
-TOLERANCE = 1e-4  # maximum error of a token's log-probability
+TOLERANCE = 2e-4  # maximum error of a token's log-probability
+MARGIN = 1e-5  # least margin of a choice that rounding must not change
 SHARED = os.path.join(ROOT, "..", "shared", "llm")
 EMULATED = os.path.join(ROOT, os.environ.get("BUILD", "build"), "moe-translate-emulated")
 try:
@@ -276,7 +277,7 @@ def searches_match_the_reference():
                 for got, source in zip(searches(model, sources, beam, early), sources, strict=True):
                     reference = decoder_numpy.Decoder(config, arrays)
                     wanted = reference.search(source, beam, LIMIT, make.ENDS[family], early)
-                    if reference.margin < 1e-4:
+                    if reference.margin < MARGIN:
                         continue
                     assert_found(got, wanted, (family, beam, early, source))
                     sure, ended = sure + 1, ended + sum(end for _, _, end in wanted)
@@ -296,7 +297,7 @@ def repetition_penalties_match_the_reference():
                 for got, source in zip(greedy, sources, strict=True):
                     reference.margin = np.inf
                     ids, logprobs = reference.greedy(source, LIMIT, make.ENDS[family], penalty)
-                    if reference.margin < 1e-4:
+                    if reference.margin < MARGIN:
                         continue
                     assert got["ids"] + [ids[-1]] * got["finished"] == ids, (family, penalty, source, got, ids)
                     assert close(got["token_logprobs"], logprobs), (family, penalty, source)
@@ -305,7 +306,7 @@ def repetition_penalties_match_the_reference():
                 for got, source in zip(beam, sources, strict=False):
                     reference.margin = np.inf
                     wanted = reference.search(source, 4, LIMIT, make.ENDS[family], 0, penalty)
-                    if reference.margin >= 1e-4:
+                    if reference.margin >= MARGIN:
                         assert_found(got, wanted, (family, penalty, source))
                         sure += 1
             assert sure > 2 * PROMPTS and moved > PROMPTS // 2, (family, sure, moved)
@@ -337,7 +338,7 @@ def samples_match_the_reference():
                 for got, source in zip(found, sources, strict=True):
                     reference.margin = np.inf
                     ids, logprobs = reference.sample(source, LIMIT, make.ENDS[family], seed, **how)
-                    if reference.margin < 1e-5:
+                    if reference.margin < MARGIN:
                         continue
                     assert got["ids"] + ids[-1:] * got["finished"] == ids, (family, seed, how, source, got, ids)
                     assert close(got["token_logprobs"], logprobs), (family, seed, how, source)
@@ -399,7 +400,7 @@ def loops_are_retried_with_a_penalty():
                 wanted, _ = reference.greedy(source, limit, make.ENDS["llama"], (1.1, 1.3)[tries], len(source),
                                            lambda ids: loop(ids, source, given), limit - 5, wanted)
                 tries += 1
-            if reference.margin < 1e-4:
+            if reference.margin < MARGIN:
                 continue
             assert got["ids"] == wanted[:len(wanted) - (wanted[-1] in make.ENDS["llama"])], (source, got, wanted)
             assert got.get("looped", False) == bool(run) == ("repeat itself" in str(got)), (got, run)
