@@ -6,9 +6,9 @@ the time to the first token.
     tests/python tests/bench/beginnings.py             # SmolLM2-135M-Instruct
     tests/python tests/bench/beginnings.py --set=batch=1
 
-Each line is one moe-server that answers 200 chats: first with one system prompt,
-then with system prompts that differ in their first word, so nothing can be
-shared. A request hits if it computes less than half of its prompt's tokens.
+Each line is one moe-server that answers 200 chats: first with one system
+prompt, then with system prompts that differ in their first word, so nothing can
+be shared. A request hits if it computes less than half of its prompt's tokens.
 Options of moe-server may follow, as one word each.
 """
 import argparse
