@@ -217,7 +217,7 @@ static void write_cues(live_lines *l) {
 
 /* Take a line of subtitles, or their end if `line` is NULL. Return 0 for a line that is not part of subtitles. */
 static int take_cue(live_lines *l, const char *line, size_t length) {
-    cue_step step;
+    cue_step step = CUE_TAKEN;
     while (!program_signal && !l->error.code && !l->out.error &&
            (step = cues_take(&l->cues, line, length)) == CUE_TRANSLATE)
         write_cues(l);
