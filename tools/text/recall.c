@@ -303,8 +303,7 @@ const char *text_recall_hash(text_recall *r) { return r->hash; }
 static size_t before_marks(const char *text, const word_list *w) {
     static const char marks[] = ". : ! \xE2\x80\xA6"; /* a question mark changes more than the mark */
     size_t n = w->n;
-    while (n > 1 && w->each && !w->each[n - 1].kind &&
-           text_is_listed(marks, text + w->each[n - 1].begin, w->each[n - 1].length))
+    while (n > 1 && !w->each[n - 1].kind && text_is_listed(marks, text + w->each[n - 1].begin, w->each[n - 1].length))
         n--;
     return n;
 }
@@ -313,7 +312,7 @@ static moe_span span_at(const char *text, const word *w) { return (moe_span){ te
 
 /* Return the text of the final marks from word `n` on. */
 static moe_span marks_of(moe_span text, const word_list *w, size_t n) {
-    const size_t begin = w->each && n < w->n ? w->each[n].begin : text.length;
+    const size_t begin = n < w->n ? w->each[n].begin : text.length;
     return (moe_span){ text.data + begin, text.length - begin };
 }
 
