@@ -9,7 +9,7 @@ A translation is right if sacreBLEU's chrF is at least 60. Prints for each
 direction of tatoeba-2k and newstest2014: lines, share of right ones, mean
 confidence, expected calibration error (ten bins) and the error that chance
 alone would give, AUC. --pairs writes pairs for moe-calibrate: N lines of news
-per direction and three times as many of Tatoeba.
+and 3 N of Tatoeba per direction.
 """
 import argparse
 import json

@@ -42,13 +42,13 @@ def common(a, b):
 
 
 class Watched:
-    """What an output of a growing line shows, and when."""
+    """Words and times of a growing line's output."""
 
     def __init__(self):
         self.changed, self.delays, self.times, self.used, self.processor, self.texts = 0, [], [], [], 0.0, []
 
     def line(self, words, translate):
-        """Let a line grow. Return, for each number of target words, the source words that first showed so many."""
+        """Let a line grow. Return, for each target word, the number of source words when it first appeared."""
         shown, first = [], []
         for k in range(1, len(words) + 1):
             began, used = time.perf_counter(), time.process_time()

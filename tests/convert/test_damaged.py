@@ -823,7 +823,7 @@ ADVICE = re.compile(r"download|fetch|copy|expected|must|use |remove|merge|name |
 
 
 def problem_of(message, words):
-    """Return what is wrong with a message, or ""."""
+    """Return the fault of a message, or ""."""
     if re.search(r"[\0-\x1f\x7f]", message) or len(message) > 450:
         return "not one short line"
     if not ADVICE.search(message) and not message.startswith("unsupported: "):  # the programs add advice

@@ -120,7 +120,7 @@ cue_step cues_take(cue_stream *s, const char *line, size_t length) {
 }
 
 /* Return the end of the words after `from` that are nearest to the byte `wanted`; at least one word unless none is
- * left, and at most as many that `later` words remain. */
+ * left; `later` words remain if there are enough. */
 static size_t share_of(const char *text, size_t length, size_t from, size_t wanted, size_t later) {
     size_t left = text_live_words(text + from, length - from), at = from;
     while (left > later || at == from) {
@@ -131,7 +131,7 @@ static size_t share_of(const char *text, size_t length, size_t from, size_t want
     return at;
 }
 
-/* Append words, over as many lines as the cue had. */
+/* Append words, in the cue's number of lines. */
 static void put_lines(const cue *c, const char *words, size_t length, text_bytes *out) {
     size_t lines = 1, at = 0;
     for (size_t i = 0; i < c->text.length; i++) lines += c->text.data[i] == '\n';

@@ -43,7 +43,7 @@ typedef struct live_lines {
 
 /* ---- Input ---- */
 
-/* Wait for input. Return 0 if none came before the pause, or after the end or a signal. */
+/* Wait for input. Return 0 at a pause, at the end, or after a signal. */
 static int wait_for_input(live_lines *l, int wait) {
     struct pollfd ready[] = { { .fd = l->in, .events = POLLIN }, { .fd = program_wake, .events = POLLIN } };
     if (l->used < l->n_chunk || l->at_end || program_signal) return l->used < l->n_chunk && !program_signal;
@@ -103,7 +103,7 @@ static void put_json(live_lines *l, const moetext_live_view *v) {
     text_append(&l->block, "\n", 1);
 }
 
-/* Write what has changed. */
+/* Write the changes. */
 static void put_text(live_lines *l, const moetext_live_view *v) {
     const size_t n = l->written.length;
     const int grows = v->length >= n && (!n || memcmp(v->text, l->written.data, n) == 0);
@@ -161,7 +161,8 @@ static moe_status translate(live_lines *l, const moetext_request *request) {
     return status;
 }
 
-/* Translate what is due, and show it. Between two translations of an unfinished line, look for newer input. */
+/* Translate the parts that are due, and show them. Between two translations of an unfinished line, look for newer
+ * input. */
 static void work(live_lines *l, moetext_live_state state) {
     moetext_request request = { 0 };
     while (!l->error.code && !l->out.error && moetext_live_next(l->live, &request)) {

@@ -6,8 +6,8 @@
  *   3. Requests
  *
  * A request gives the whole text so far, and its answer is a stream of events with what to show. At most one request of
- * a session works on the text. A newer request that comes meanwhile only leaves its text, which the working one then
- * translates; a final text takes over.
+ * a session works on the text. A newer request only hands its text to the working one, which then translates it;
+ * a final text takes over.
  */
 #define _DEFAULT_SOURCE /* getentropy */
 #define _DARWIN_C_SOURCE
@@ -173,7 +173,7 @@ static void take_live(request *req, const char *name, const char *value, size_t 
     if (req->live_state == 3) bad_request(req, "Invalid request: state must be growing, paused or final");
 }
 
-/* Replace the text of a request by what is to be translated of it, or by nothing. */
+/* Replace the text of a request by the part to translate next, or by nothing. */
 static void replace_text(request *req, const moetext_request *asked) {
     text_item *item = &req->items[0];
     char *text = asked ? text_copy(asked->text, asked->length) : NULL;
@@ -225,7 +225,7 @@ static void begin_live(server *s, text_item *item, moetext_request *next) {
     next->quick = item->request->live_quick;
 }
 
-/* Write an event, and queue what is to be translated next. Return 0 if the request has ended. */
+/* Write an event, and queue the next text to translate. Return 0 if the request has ended. */
 static int work_on(server *s, text_item *item, char *text, size_t length) {
     request *req = item->request;
     pthread_mutex_lock(&s->lock);
@@ -247,7 +247,7 @@ static int is_failure(const request *req, const moetext_result *r) {
     return r->status && (!req->live_quick || r->status == MOE_ERROR_CANCELLED || r->status == MOE_ERROR_ARGUMENT);
 }
 
-/* Take a translation, and return a copy of what is to be translated next, or NULL (lock of the sessions held). */
+/* Take a translation, and return a copy of the next text to translate, or NULL (lock of the sessions held). */
 static char *next_text(live_session *x, text_item *item, const moetext_result *r, size_t *length) {
     request *req = item->request;
     const moetext_hypothesis *best = r->status || !r->n_hypotheses ? NULL : &r->hypotheses[0];

@@ -1,8 +1,8 @@
 /* confidence.h - the probability that a translation is right.
  *
  * "Right" means a chrF of at least 60 against a reference. moe-calibrate --confidence fits a table on pairs and stores
- * it in the model file as "confidence.table": a linear function of the features below, whose value is looked up in a
- * rising table of probabilities. All numbers are integers, so that every machine gives the same probability. Readers
+ * it in the model file as "confidence.table": a linear function of the features below, and a rising table that maps its
+ * value to a probability. All numbers are integers, so that every machine gives the same probability. Readers
  * that do not know the key ignore it.
  *
  * The table: TEXT_CONFIDENCE_FORM; the number of points n; for results with and without a reverse score, a weight per

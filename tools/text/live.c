@@ -8,7 +8,7 @@
  *
  * Contents
  *   1. Words
- *   2. Sentences  of a text, with what is known of their translations
+ *   2. Sentences  of a text, and their translations
  *   3. Live       the functions of moetext.h
  */
 #include "tools/text/live.h"
@@ -75,7 +75,7 @@ typedef struct sentence {
     text_bytes source;     /* without white space at its ends */
     text_bytes gap;        /* white space between it and the next sentence */
     text_bytes translated; /* the source of the last translation */
-    text_bytes shown;      /* what is shown of its translations */
+    text_bytes shown;      /* the visible part of its translations */
     text_bytes draft;      /* the last translation */
     int whole;             /* 1 if `shown` is the ordinary translation of `translated` */
     int doubted;           /* 1 if the last quick translation did not begin with the shown words */
@@ -94,7 +94,7 @@ struct moetext_live {
     int quick;         /* the last request is for a quick translation */
     int typed;         /* the text grows by characters, so its last word can be incomplete */
     int done;          /* the text is final, and `out` its translation */
-    text_bytes out;    /* what is shown */
+    text_bytes out;    /* the visible translation */
     size_t stable;     /* bytes of `out` in finished sentences */
     size_t characters; /* length of the text */
 };
@@ -214,7 +214,7 @@ void moetext_live_free(moetext_live *l) {
     free(l);
 }
 
-/* Put together what is shown. */
+/* Join the shown translations. */
 static moe_status join(moetext_live *l, moe_error *error) {
     int all_whole = 1;
     if (l->done) return MOE_OK;

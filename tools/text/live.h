@@ -6,7 +6,7 @@
 
 enum {
     TEXT_LIVE_STRIDE = 3, /* new words that an unfinished sentence needs before it is translated again */
-    TEXT_LIVE_SHARE = 8,  /* in long sentences, one new word for so many words, so that the work does not explode */
+    TEXT_LIVE_SHARE = 8,  /* long sentences need one new word per this many words, which bounds the work */
     TEXT_LIVE_MASK = 1    /* last words of an unfinished sentence's translation, which are not shown */
 };
 

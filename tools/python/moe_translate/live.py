@@ -25,8 +25,8 @@ class _Asked(Text):
 
 
 class Live:
-    """Translates captions of speech, or a text while someone types. Words are shown a little later than they could be,
-    and then mostly stay:
+    """Translates captions of speech, or a text while someone types. Words appear a little late, and then mostly
+    stay:
 
         live = Live(translator)
         for text in texts:                  # the whole text so far; skip to the newest if they come too fast
@@ -43,8 +43,8 @@ class Live:
         checked_call("moetext_live_new", ctypes.byref(self._handle))
 
     def update(self, text: str, paused: bool = False) -> Shown:
-        """Translate what is new in the text, if it is enough, and return what to show. paused: nothing has come for a
-        moment, so translate and show all words."""
+        """Translate new words of the text, if there are enough, and return the visible translation. With paused, after
+        a moment without new words, translate and show all of them."""
         return self._give(text, c.LIVE_PAUSED if paused else c.LIVE_GROWING)
 
     def finish(self, text: str) -> Shown:
