@@ -117,12 +117,24 @@ typedef struct pair {
 typedef struct pairs {
     pair *each;
     size_t n, capacity, next;
+    text_index directions; /* first pair of each direction */
     moe_error trouble;
 } pairs;
 
 static void pairs_free(pairs *all) {
     for (size_t i = 0; i < all->n; i++) free(all->each[i].line);
     free(all->each);
+    text_index_free(&all->directions);
+}
+
+/* Set the direction of the next pair. Return 0 if out of memory. */
+static int find_direction(pairs *all, pair *p) {
+    const uint32_t hash = text_hash(p->cell[0], (size_t)(p->cell[2] - p->cell[0]));
+    uint32_t i;
+    for (size_t at = 0; all->each && (i = text_index_next(&all->directions, hash, &at)) != TEXT_NONE;)
+        if (!strcmp(all->each[i].cell[0], p->cell[0]) && !strcmp(all->each[i].cell[1], p->cell[1]))
+            return p->direction = i, 1;
+    return p->direction = all->n, text_index_add(&all->directions, hash, all->n);
 }
 
 static moe_status add_line(pairs *all, const char *path, const text_line *line, moe_error *e) {
@@ -143,9 +155,7 @@ static moe_status add_line(pairs *all, const char *path, const text_line *line, 
         status = text_fail(e, MOE_ERROR_ARGUMENT, "",
                            "%s: line %llu: expected source language TAB target language TAB source TAB reference", path,
                            (unsigned long long)line->number);
-    for (p.direction = 0; !status && p.direction < all->n; p.direction++)
-        if (!strcmp(all->each[p.direction].cell[0], p.cell[0]) && !strcmp(all->each[p.direction].cell[1], p.cell[1]))
-            break;
+    if (!status && !find_direction(all, &p)) status = text_out_of_memory(e);
     if (!status) status = text_add(&all->each, &all->n, &all->capacity, &p, 1, sizeof p, e);
     if (status) free(p.line);
     return status;
@@ -333,19 +343,36 @@ static int is_held(const pairs *all, size_t i, size_t direction) {
     return i % 2 && p->row && (direction == SIZE_MAX || p->direction == direction);
 }
 
-/* Print the measures of a direction, or of all lines. */
-static void print_direction(const pairs *all, size_t direction) {
-    double n[BINS] = { 0 }, right[BINS] = { 0 }, sum[BINS] = { 0 }, lines = 0, rights = 0, sums = 0, error = 0, won = 0;
+static int by_confidence(const void *a, const void *b) {
+    const pair *x = *(const pair *const *)a, *y = *(const pair *const *)b;
+    return (x->p > y->p) - (x->p < y->p);
+}
+
+/* Return how many couples of a right and a wrong line the confidences order correctly; equal ones count half. */
+static double couples_won(const pair **held, size_t n) {
+    double won = 0, below = 0; /* wrong lines with less confidence */
+    qsort(held, n, sizeof *held, by_confidence);
+    for (size_t begin = 0, end; begin < n; begin = end) {
+        double right = 0, wrong = 0;
+        for (end = begin; end < n && !by_confidence(&held[begin], &held[end]); end++)
+            right += held[end]->right, wrong += !held[end]->right;
+        won += right * (below + wrong / 2);
+        below += wrong;
+    }
+    return won;
+}
+
+/* Print the measures of a direction, or of all lines; `held` has room for all pairs. */
+static void print_direction(const pairs *all, const pair **held, size_t direction) {
+    double n[BINS] = { 0 }, right[BINS] = { 0 }, sum[BINS] = { 0 }, lines = 0, rights = 0, sums = 0, error = 0;
+    size_t n_held = 0;
     char name[48] = "all";
     for (size_t i = 0; i < all->n; i++) {
         const pair *p = &all->each[i];
         if (!is_held(all, i, direction)) continue;
         const size_t bin = p->p < 1 ? (size_t)(p->p * (double)BINS) : BINS - 1;
         n[bin]++, right[bin] += p->right, sum[bin] += p->p;
-        if (!p->right) continue;
-        for (size_t k = 0; k < all->n; k++)
-            if (is_held(all, k, direction) && !all->each[k].right)
-                won += all->each[k].p < p->p ? 1 : all->each[k].p > p->p ? 0 : 0.5;
+        held[n_held++] = p;
     }
     for (size_t b = 0; b < BINS; b++)
         lines += n[b], rights += right[b], sums += sum[b], error += fabs(sum[b] - right[b]);
@@ -354,7 +381,7 @@ static void print_direction(const pairs *all, size_t direction) {
         snprintf(name, sizeof name, "%.20s-%.20s", all->each[direction].cell[0], all->each[direction].cell[1]);
     printf("%-12s %7.0f %7.1f %% %10.1f %% %12.3f ", name, lines, 100 * rights / lines, 100 * sums / lines,
            error / lines);
-    if (rights > 0 && rights < lines) printf("%6.3f\n", won / rights / (lines - rights));
+    if (rights > 0 && rights < lines) printf("%6.3f\n", couples_won(held, n_held) / rights / (lines - rights));
     else printf("%6s\n", "-");
     if (direction != SIZE_MAX) return;
     printf("\n%-12s %7s %9s\n", "confidence", "lines", "right");
@@ -364,7 +391,7 @@ static void print_direction(const pairs *all, size_t direction) {
                    100 * right[b] / n[b]);
 }
 
-static void print_reliability(pairs *all, const table *t) {
+static void print_reliability(pairs *all, const pair **held, const table *t) {
     for (size_t i = 0; i < all->n; i++) {
         pair *p = &all->each[i];
         const table *x = p->row ? &t[p->row - 1] : t;
@@ -373,8 +400,8 @@ static void print_reliability(pairs *all, const table *t) {
     }
     printf("%-12s %7s %9s %12s %12s %6s\n", "held out", "lines", "right", "confidence", "error (ECE)", "AUC");
     for (size_t i = 0; i < all->n; i++)
-        if (all->each[i].direction == i) print_direction(all, i);
-    print_direction(all, SIZE_MAX);
+        if (all->each[i].direction == i) print_direction(all, held, i);
+    print_direction(all, held, SIZE_MAX);
 }
 
 /* ---- 5. Main ------------------------------------------------------------------------------------------- */
@@ -462,7 +489,7 @@ int reliability_fit(program_common *o, const char *path) {
     if (!status && !fit(&all, sorted, t)) status = EXIT_USAGE;
     if (!status && save(moetext_model_engine(model), o->output, &all, t, &e))
         status = program_file_error(o->output, &e);
-    if (!status && !o->quiet) print_reliability(&all, t);
+    if (!status && !o->quiet) print_reliability(&all, sorted, t);
     if (!status) status = program_printed();
     free(sorted), free(t[0].offsets), free(t[1].offsets);
     moetext_free(translator);
