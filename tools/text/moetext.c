@@ -1483,10 +1483,12 @@ static text_job *stream_insert(text_stream *stream, text_job *before, size_t at)
     return &p->job;
 }
 
-/* Give a request the tokens of its draft. A text that cannot be encoded is no draft. */
+/* Give a request the tokens of its draft. A prompted model without a draft gets its text, since it may copy names,
+ * numbers and code. A text that cannot be encoded is no draft. */
 static void add_draft(const moetext *t, text_job *job, moe_span draft, moe_request *request) {
     const text_front targets = text_front_of_targets(&t->model->front);
     job->draft_ids.length = 0;
+    if (!draft.length) draft = (moe_span){ job->shown.data, job->shown.length };
     if ((t->beam > 1 && !job->options.quick) || !draft.length || !is_text(t)) return;
     if (text_utf8_valid(draft.data, draft.length) < draft.length || memchr(draft.data, '\0', draft.length)) return;
     if (text_encode(&targets, draft.data, draft.length, &job->draft_ids, NULL)) return;
