@@ -83,15 +83,15 @@ def main():
         scores = [chrf(x.get("translation", ""), new[source]) for x in (one, two)]
         rows[match["match"] if match else "none"].append((*scores, match and chrf(match["target"], new[source]),
                                                           source, one, two))
-    rows["adapted or fuzzy"] = rows["adapted"] + rows["fuzzy"]
-    print("match             lines  without   with   change  worse  the pair's own translation")
-    for kind in "adapted", "fuzzy", "adapted or fuzzy", "none":
+    rows["adapted or fuzzy"] = rows["adapted"] + rows["repaired"] + rows["fuzzy"]
+    print("match             lines  without   with   change  worse  by >5  the pair's own translation")
+    for kind in "adapted", "repaired", "fuzzy", "adapted or fuzzy", "none":
         found = rows[kind]
         if found:
             a, b = (mean([row[i] for row in found]) for i in (0, 1))
             own = f"{mean([row[2] for row in found]):7.1f}" if kind != "none" else ""
             print(f"{kind:17} {len(found):5} {a:8.1f} {b:6.1f} {b - a:+8.1f} "
-                  f"{sum(row[1] < row[0] for row in found):6} {own}")
+                  f"{sum(row[1] < row[0] for row in found):6} {sum(row[1] < row[0] - 5 for row in found):6} {own}")
     for row in sorted(rows["adapted or fuzzy"], key=lambda row: row[1] - row[0])[:args.show]:
         print(f"\n{row[1] - row[0]:+.1f}  {row[3]}\n  reference  {new[row[3]]}\n  without    {row[4]['translation']}\n"
               f"  with       {row[5]['translation']}\n  match      {row[5]['matches'][0]['source']}")

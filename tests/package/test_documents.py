@@ -685,6 +685,26 @@ def the_glossary_is_used_and_lost_terms_are_reported():
 
 
 @test
+def a_translation_memory_is_used():
+    fast = ["-m", str(ROOT / "models/en-de-fr-es.bin"), "--beam", "4", "--rerank", "0", "-t", "de"]
+    tmx = ('<?xml version="1.0"?><tmx version="1.4"><header srclang="en"/><body>{}</body></tmx>').format("".join(
+        f'<tu><tuv xml:lang="en"><seg>{source}</seg></tuv><tuv xml:lang="de"><seg>{target}</seg></tuv></tu>'
+        for source, target in (("Press the key.", "Hau auf die Taste."), ("It has 3.5 GB of disk.", "Platte: 3.5 GB."),
+                               ("Click &lt;b&gt;Save&lt;/b&gt; now.", "&lt;b&gt;Sichern&lt;/b&gt; anklicken."))))
+    with tempfile.TemporaryDirectory() as folder:
+        page, memory = os.path.join(folder, "a.html"), os.path.join(folder, "a.tmx")
+        with open(page, "w", encoding="utf-8") as file:
+            file.write("<p>Press the key.</p><p>Click <i>Save</i> now. It has 4.5 GB of disk.</p>")
+        assert launched(*fast, "--memory", memory, page).returncode == 4
+        for text, status, out in (("no tab\n", 2, ""), (tmx, 0, "<p>Hau auf die Taste.</p><p><i>Sichern</i> anklicken. "
+                                                               "Platte: 4.5 GB.</p>")):  # fmt: skip
+            with open(memory, "w", encoding="utf-8") as file:
+                file.write(text)
+            done = launched(*fast, "--memory", memory, page)
+            assert (done.returncode, done.stdout) == (status, out), done
+
+
+@test
 def documents_are_complete_or_absent():
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "a.txt")

@@ -105,6 +105,34 @@ def a_memory_is_searched():
 
 
 @test
+def translations_of_similar_texts_are_repaired():
+    """The words that the change concerns are the model's, all others the memory's."""
+    pairs = ("The cat sleeps in the old garden.\tDie Katze döst im alten Gärtlein.\n"
+             "cannot open the file '%s' for the user\tDatei '%s' lässt sich für den Nutzer nicht öffnen\n")
+    lines = ["The cat sleeps in the new garden.", " The dog sleeps in the old garden. ", "Where is my book?",
+             "cannot open the directory '%s' for the user"]  # the model does not see that a file is none
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="utf-8") as file:
+        file.write(pairs)
+        file.flush()
+        memory, data = ["--memory", file.name], "".join(line + "\n" for line in lines)
+        plain, found = translate(data).lines, [json.loads(line) for line in translate(data, *memory, "--json").lines]
+        texts = [one["translation"] for one in found]
+        assert texts[:2] == ["Die Katze döst im neuen Garten.", " Der Hund schläft im alten Garten. "], texts
+        assert texts[2:] == plain[2:] and "Datei" not in texts[3], (texts, plain)
+        kinds = [one.get("matches", [{"match": ""}])[0]["match"] for one in found]
+        assert kinds == ["repaired", "repaired", "", "fuzzy"], found
+        for options in ["--batch", "1", "--threads", "1"], ["--threads", "2"], ["--split", "0"]:
+            assert translate(data, *memory, *options).lines == texts, options
+        terms = file.name + ".csv"
+        with open(terms, "w", encoding="utf-8") as glossary:
+            glossary.write("cat,Kater\n")
+        try:  # terms come first
+            assert "Kater" in translate(lines[0] + "\n", *memory, "--glossary", terms).text
+        finally:
+            os.unlink(terms)
+
+
+@test
 def min_target_lengthens_translations():
     short = json.loads(run(DE + ["--json", "Where is my book?"]).text)
     long = json.loads(run(DE + ["--json", "--min-target", "15", "Where is my book?"]).text)

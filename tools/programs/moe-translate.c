@@ -242,8 +242,10 @@ static int is_translated(const options *o, const moetext_result *r) {
 
 /* Write the hash of the translation memory and the matches of the line's parts. */
 static void json_memory(const moetext_memory *memory, const moetext_result *r, json *j) {
-    static const char
-        *const uses[] = { [MOETEXT_FUZZY] = "fuzzy", [MOETEXT_ADAPTED] = "adapted", [MOETEXT_EXACT] = "exact" };
+    static const char *const uses[] = { [MOETEXT_FUZZY] = "fuzzy",
+                                        [MOETEXT_REPAIRED] = "repaired",
+                                        [MOETEXT_ADAPTED] = "adapted",
+                                        [MOETEXT_EXACT] = "exact" };
     if (!memory) return;
     json_text(j, "memory", moetext_memory_hash(memory));
     if (r->n_matches) json_open(j, "matches", '[');

@@ -4,6 +4,7 @@
 #include "tools/text/jobs.h"
 #include "tools/text/lost.h"
 #include "tools/text/quotes.h"
+#include "tools/text/repair.h"
 #include "tools/text/sentences.h"
 #include "tools/text/spans.h"
 #include "tools/text/strategy.h"
@@ -298,7 +299,9 @@ moe_status text_job_rank(const text_front *front, text_job *job, const moe_resul
     text_bytes written = { 0 };
     moe_status status = MOE_OK;
     if (result->n_hypotheses) memcpy(ranked, result->hypotheses, result->n_hypotheses * sizeof *ranked);
-    if (job->match.kind != TEXT_MATCH_FUZZY || job->options.strategy->prompts || job->phrase_ids.length) return MOE_OK;
+    if (job->match.kind != TEXT_MATCH_FUZZY || job->options.strategy->prompts || job->phrase_ids.length ||
+        text_repair_is_busy(job->repair))
+        return MOE_OK;
     job->written_of = NULL;
     for (size_t i = 0; i < result->n_hypotheses && !status && ranked[i].finished; i++) {
         float similarity = 0;
@@ -322,9 +325,12 @@ moe_status text_job_next(const text_front *front, text_suspicions *doubts, text_
     static const text_verdict unfit = { .reasons = TEXT_UNFIT };
     text_attempt *a = &job->attempt;
     text_verdict verdict = { 0 };
-    int fits = 0;
+    int fits = 0, repairs;
     job->written_of = NULL; /* results may share memory */
-    moe_status status = job->options.strategy->judge(front, doubts, job, result, &verdict, error);
+    moe_status status = text_repair_take(front, job, result, &repairs, error);
+    if (job->match.kind == TEXT_MATCH_REPAIRED) job->verbatim = 1, a->step = TEXT_ACCEPT;
+    if (status || repairs) return status;
+    status = job->options.strategy->judge(front, doubts, job, result, &verdict, error);
     if (!status && a->held) status = judge_beginning(front, job, result, &verdict, error);
     if (status) return status;
     find_half(job, &verdict);
@@ -362,7 +368,10 @@ moe_status text_job_request(const text_front *front, text_job *job, moe_request 
     text_clear(&job->partial.text);
     job->partial.ids.length = 0;
     job->partial.decoding = (bpe_stream){ 0 };
-    const moe_status status = job->options.strategy->request(front, job, request, error);
+    int repairs;
+    moe_status status = text_repair_request(front, job, request, &repairs, error);
+    if (status || repairs) return job->partial.final = 0, status;
+    status = job->options.strategy->request(front, job, request, error);
     if (job->attempt.step == TEXT_RESUME) resume(job, request);
     if (job->attempt.held) job->partial.final = 0;
     return status;
@@ -469,6 +478,7 @@ void text_job_clear(text_job *job) {
     for (int i = 0; i < TEXTS; i++) text_clear(texts[i]);
     for (int i = 0; i < IDS; i++) ids[i]->length = 0;
     text_guard_clear(job->guard); /* the next text may have no rules */
+    text_repair_clear(job->repair);
     memset((char *)job + offsetof(text_job, retry), 0, sizeof *job - offsetof(text_job, retry));
 }
 
@@ -479,6 +489,7 @@ void text_job_free(text_job *job) {
     text_bytes_free_all(texts, TEXTS);
     for (int i = 0; i < IDS; i++) text_ids_free(ids[i]);
     text_guard_free(job->guard);
+    text_repair_free(job->repair);
     if (job->bound) text_ids_free(&job->bound->ids);
     free(job->bound);
 }

@@ -47,6 +47,8 @@ typedef struct text_partial {
     int final; /* 1 if the job will not be retried */
 } text_partial;
 
+typedef struct text_repair text_repair;
+
 typedef struct text_job {
     /* Buffers, which text_job_clear keeps. "prompted" and "guarded" name the strategies (strategy.h) that use them. */
     text_bytes source, target; /* the input, truncated if necessary */
@@ -54,7 +56,7 @@ typedef struct text_job {
     text_bytes context;        /* (prompted) earlier lines to show the model */
     text_bytes shown;          /* (prompted) the trimmed text */
     text_bytes written;        /* the translation of `written_of`, which text_job_lost has written */
-    text_bytes recalled;       /* the translation, if `match` is exact or adapted */
+    text_bytes recalled;       /* the translation, if `match` is exact, adapted or repaired */
     text_ids source_ids, target_ids;
     text_ids prompt;                /* (prompted) the whole prompt; empty if source_ids are the input */
     text_ids phrase_ids;            /* (guarded) a phrase that is translated separately; may be empty */
@@ -62,6 +64,7 @@ typedef struct text_job {
     text_ids resumed_ids;           /* for TEXT_RESUME, the output before the repetition */
     struct text_guard *guard;       /* (guarded) protected spans (protect.h); may be NULL */
     struct text_constraints *bound; /* (prompted) constraints of a second answer (prompt.h); may be NULL */
+    text_repair *repair;            /* (guarded) the repair of a fuzzy match (repair.h); may be NULL */
     text_partial partial;
 
     struct text_job *retry; /* next job of text_stream.retries */

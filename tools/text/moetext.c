@@ -685,7 +685,7 @@ static moe_status part_keep(const moetext *t, part *p, const moe_result *result,
 /* Store the translation of a part from the memory, or the source of a part that contains no language. */
 static moe_status part_keep_source(part *p, moe_error *error) {
     const text_job *job = &p->job;
-    const text_bytes *text = job->match.kind >= TEXT_MATCH_ADAPTED ? &job->recalled : &job->source;
+    const text_bytes *text = job->match.kind >= TEXT_MATCH_REPAIRED ? &job->recalled : &job->source;
     hypothesis *h = add_hypothesis(&p->found, error);
     if (!h) return MOE_ERROR_MEMORY;
     text_append(&h->text, text->data, text->length);

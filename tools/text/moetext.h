@@ -268,11 +268,12 @@ const char *moetext_glossary_heading(const moetext *translator);
  * translation as it is; so do a line and a sentence of a text. If a text differs from the most similar source only in
  * protected spans (numbers, placeholders, markup, addresses), its final mark, the case of its first letter or white
  * space, the translation is adapted. Any other text that is at least 0.7 similar (1 - word edit distance / words of the
- * longer text) is translated by the model: a prompted model sees the pair as an example; for the others, 4 times the
- * similarity of a hypothesis to the pair's translation is added to its score, which selects among the hypotheses of the
- * beam (option memory), or among those that the option nbest asks for. The result of a text depends only on the text
- * and on the pairs when the text is pulled. Languages are compared loosely (de, de-AT, deu_Latn), and unknown ones
- * match all. */
+ * longer text) is translated by the model: a prompted model sees the pair as an example. Other models repair the pair's
+ * translation: they replace the words that the difference concerns, and keep the others. If more than half of the words
+ * would change, or with a glossary, 4 times the similarity of a hypothesis to the pair's translation is added to its
+ * score, which selects among the hypotheses of the beam (option memory), or among those that the option nbest asks for.
+ * The result of a text depends only on the text and on the pairs when the text is pulled. Languages are compared
+ * loosely (de, de-AT, deu_Latn), and unknown ones match all. */
 typedef struct moetext_memory moetext_memory;
 
 /* Make a memory of a TMX, XLIFF, PO or TSV file (source TAB translation), or an empty one if `path` is NULL. Of equal
@@ -293,7 +294,7 @@ const char *moetext_memory_hash(const moetext_memory *memory); /* SHA-256 of the
 moetext_memory *moetext_memory_of(const moetext *translator);
 
 /* How a part of a text was found in a memory. */
-typedef enum moetext_recall { MOETEXT_FUZZY = 1, MOETEXT_ADAPTED, MOETEXT_EXACT } moetext_recall;
+typedef enum moetext_recall { MOETEXT_FUZZY = 1, MOETEXT_REPAIRED, MOETEXT_ADAPTED, MOETEXT_EXACT } moetext_recall;
 typedef struct moetext_match {
     size_t part; /* number of the part, from 0 */
     moetext_recall recall;

@@ -107,6 +107,18 @@ static int find_words(moe_span text, word_list *out) {
     return 1;
 }
 
+moe_status text_recall_words(moe_span text, text_offsets *words, moe_error *error) {
+    word_list list = { 0 };
+    moe_status status = find_words(text, &list) ? MOE_OK : text_out_of_memory(error);
+    words->length = 0;
+    for (size_t i = 0; i < list.n && !status; i++) {
+        const uint32_t edges[] = { list.each[i].begin, list.each[i].begin + list.each[i].length };
+        status = text_add(&words->data, &words->length, &words->capacity, edges, 2, sizeof *edges, error);
+    }
+    free(list.each);
+    return status;
+}
+
 /* ---- 2. Pairs ------------------------------------------------------------------------------------------ */
 
 moe_status text_recall_new(text_recall **out, moe_error *error) {

@@ -69,8 +69,9 @@ static const option_row table[] = {
           "receive the terms in the prompt and may ignore them",
       .group = GROUP_TEXT, TEXT_OF(glossary, "a file") },
     { "memory", "FILE", "translation memory: a TMX, XLIFF or PO file, or lines of source TAB translation",
-      .more = ". A line or sentence in it gets its translation; one that differs only in numbers, placeholders or the "
-              "final mark gets an adapted one; a similar one guides the model. --json reports the matches",
+      .more =
+          ". A line or sentence in it gets its translation; one that differs only in numbers, placeholders or the "
+          "final mark gets an adapted one; a similar one is repaired or guides the model. --json reports the matches",
       .group = GROUP_TEXT, TEXT_OF(memory, "a file") },
     { "style", "WORDS", "style for prompted models, e.g. formal", .group = GROUP_PROMPT,
       TEXT_OF(style, "a few words") },

@@ -35,6 +35,7 @@ ROWS = (
     ("Search", "", "beam", "N", ""),
     ("Search", "", "rerank", "X", ""),
     ("Text", "", "glossary", "FILE", ""),
+    ("Text", "", "memory", "FILE", ""),
     ("Prompted models", "", "context", "N",
      "add the N previous texts of the document to the prompt, without their translations, 0 to 16 (default: 0)"),
     ("Speed (same output)", "", "threads", "N", ""),
@@ -162,7 +163,7 @@ def jobs_of(options):
 
 def settings_of(options):
     """Return the keyword arguments for Translator."""
-    names = "target", "source", "glossary", "models", "context", "beam", "rerank", "threads"
+    names = "target", "source", "glossary", "memory", "models", "context", "beam", "rerank", "threads"
     settings = {name: value for name in names if (value := getattr(options, name))}
     if options.no_cache:
         settings["cache"] = 0
@@ -233,7 +234,7 @@ def translator_of(options):
     except MoeError as error:
         if error.where == "model":
             raise Usage(str(error)) from None
-        if error.status != "argument" or error.where.startswith("glossary"):
+        if error.status != "argument" or error.where.startswith(("glossary", "memory")):
             raise
         letter = {"target": "-t: ", "source": "-s: "}.get(error.where, "")
         raise Usage(letter + str(error).removeprefix(f"{error.where}: ")) from None
@@ -387,7 +388,7 @@ def failure(path, error, kind):
     """Return the exit status and message of an exception."""
     from .translator import MoeError
 
-    if isinstance(error, MoeError) and error.where.startswith("glossary"):
+    if isinstance(error, MoeError) and error.where.startswith(("glossary", "memory")):
         return 4 if error.status == "io" else 2, str(error)
     if isinstance(error, (MoeError, ImportError)):
         return 3, str(error)
