@@ -155,7 +155,6 @@ def unsupported_parameters_are_refused():
             ({"glossary": "d6bf30b0-0000-0000-0000-000000000000"}, "'glossary_id' is not supported"),
             ({"tag_handling": "docx"}, "'tag_handling' not supported"),
             ({"split_sentences": "2"}, "'split_sentences' not supported"),
-            ({"tag_handling": "xml", "ignore_tags": ["x"]}, "'ignore_tags' is not supported"),
             ({"style_rule": "x"}, "'style_id' is not supported"),
             ({"custom_instructions": ["Be kind."]}, "'custom_instructions' is not supported"),
         ):
@@ -165,6 +164,23 @@ def unsupported_parameters_are_refused():
         assert server.ask("/v2/translate", {"target_lang": "DE"}) == (
             400, {"message": "Invalid request: missing text parameter"})  # fmt: skip
         assert "target_lang" in server.ask("/v2/translate", {"text": ["a"]})[1]["message"]
+
+
+@test
+def weblate_hides_placeholders_in_empty_tags():
+    """Weblate's connector sends its texts in this form, and asks for the languages of both sides."""
+    body = {"source_lang": "EN", "target_lang": "DE", "formality": "default", "tag_handling": "xml", "ignore_tags": ["x"]}
+    with serving() as server:
+        texts = ['The <x id="4"></x> sleeps.', "Where is my book?", "Good<br/>morning."]
+        status, answer = server.ask("/v2/translate", {**body, "text": texts})
+        found = [x["text"] for x in answer["translations"]]
+        assert status == 200 and found[1:2] == moe_translate(texts[1:2], "de") and found[0].count('<x id="4"></x>') == 1, answer
+        for wrong, tags in ("Open <x>Settings</x> now.", ["b", "x"]), ("Open <x a='b'>it</x>.", "b,x"), ("<x><x/></x>", ["x"]):
+            status, answer = server.ask("/v2/translate", {**body, "text": [wrong], "ignore_tags": tags})
+            assert status == 400 and "only supported for empty tags" in answer["message"], (wrong, answer)
+        for kind in "source", "target":
+            status, answer = server.ask(f"/v2/languages?type={kind}")
+            assert status == 200 and {x["language"] for x in answer} >= {"DE", "FR"}, answer
 
 
 @test

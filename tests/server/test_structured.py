@@ -122,7 +122,20 @@ def parts(rng, lines):
     return {"messages": [{"role": "system", "content": task}, user(text)]}, lambda x: x.split("\n==WEBLATE_PART==\n")
 
 
-SHAPES = [subtitles, subtitle, paragraphs, strings, objects, keys, numbers, joined, elements, parts]
+def described(source):
+    """Return a string as newer versions of Weblate describe it."""
+    return {"source": source, "parts": [{"type": "text", "text": source}], "context": "menu", "explanation": "a label"}
+
+
+def descriptions(rng, lines):
+    """Newer Weblate: the languages are in the message, the instruction names none."""
+    task = "You are a professional translation engine.\n\nRules:\n1. Translate each string in order.\n2. Output an array."
+    text = json.dumps({"source_language": "en", "target_language": "de", "glossary": [],
+                       "strings": [described(x) for x in lines]})  # fmt: skip
+    return {"messages": [{"role": "system", "content": task}, user(text)], "temperature": 0}, json.loads
+
+
+SHAPES = [subtitles, subtitle, paragraphs, strings, objects, keys, numbers, joined, elements, parts, descriptions]
 
 
 def ask(server, body):
@@ -164,12 +177,50 @@ def check_shapes(server, wanted, n, batch=6):
 
 
 @test
-def every_line_of_ten_shapes_is_moe_translates():
+def every_line_of_all_shapes_is_moe_translates():
     lines = random.Random(2).sample(sentences(), min(len(sentences()), REQUESTS))
     wanted = translated(lines, "-m", MODEL, "--beam", "3", "--rerank", "0")
     assert len(set(wanted.values())) > 0.9 * len(lines) > 30
     with serving() as server:
         check_shapes(server, wanted, REQUESTS)
+
+
+@test
+def weblate_and_omegat_are_answered():
+    """Requests with the members and instructions that their connectors send."""
+    line = "The dog sleeps."
+    with serving() as server:
+        def content(messages):
+            status, answer = server.ask("/v1/chat/completions", {"model": "any", "messages": messages, "temperature": 0})
+            assert status == 200, answer
+            return answer["choices"][0]["message"]["content"]
+
+        wanted = server.ask("/translate", {"q": line, "source": "en", "target": "de"})[1]["translatedText"]
+        body, read = descriptions(None, ["Hello, @@PH1@@!"])
+        system, example = body["messages"]
+        answer = {"role": "assistant", "content": json.dumps(["Hallo, @@PH1@@!"])}
+        marked = "Click @@PH6@@Save@@PH16@@ to open @@PH30@@."
+        found = read(content([system, example, answer, descriptions(None, [line, marked])[0]["messages"][1]]))
+        assert found[0] == wanted and len(found) == 2, found
+        assert sorted(re.findall(r"@@PH\d+@@", found[1])) == ["@@PH16@@", "@@PH30@@", "@@PH6@@"], found
+        terms = {"source_language": "en", "target_language": "de", "glossary": [
+            {"source": "dog", "target": "Gugelhupf", "source_explanation": "a cake", "flags": ["terminology"]}],
+            "strings": [described(line)]}  # fmt: skip
+        assert "Gugelhupf" in read(content([system, user(json.dumps(terms))]))[0]
+        for task in ("Please translate the following text from EN to DE.",
+                     "Please translate the following text from EN-US to DE-DE.",
+                     "You are a translation tool integrated in a CAT (Computer-Assisted Translation) tool. Translate the "
+                     "following text from EN-US to DE. Preserve the tags in the text and keep any segmentations intact.",
+                     "You are a professional translation engine for OmegaT. Translate from en-US to de. Preserve tags, "
+                     "placeholders, and line breaks. Return only the translated text."):  # fmt: skip
+            assert content([{"role": "system", "content": task}, user(line)]) == wanted, task
+            assert content([user(f"{task}\n\n{line}")]) == wanted, task
+        task = "You are a translation assistant, adept at translating text\nfrom language 'en'\nto language 'de'\nprecisely."
+        status, answer = server.ask("/api/generate", {"model": "any", "system": task, "stream": False,
+                                                      "prompt": f"{line}\n==WEBLATE_PART==\n{line}"})  # fmt: skip
+        assert status == 200 and answer["response"] == f"{wanted}\n==WEBLATE_PART==\n{wanted}", answer
+        status, answer = server.ask("/translate", {"api_key": "", "q": [line, line], "source": "en", "target": "de"})
+        assert status == 200 and answer["translatedText"] == [wanted, wanted], answer
 
 
 @chat_test

@@ -118,7 +118,6 @@ static const struct {
     { "style_id", NULL, "'%s' is not supported." },
     { "custom_instructions", NULL, "'%s' is not supported." },
     { "translation_memory_id", NULL, "'%s' is not supported." },
-    { "ignore_tags", NULL, "'%s' is not supported: use translate=\"no\" in the tags." },
 };
 
 static int is_listed(const char *values, const char *value) {
@@ -127,13 +126,27 @@ static int is_listed(const char *values, const char *value) {
     return !*value || (values && !strchr(value, ' ') && strstr(values, spaced));
 }
 
+/* Add names of tags, separated by commas, to ignore_tags (page_ignores). */
+static void take_ignored(request *req, const char *value, size_t length) {
+    char *list = req->ignored;
+    const size_t n = strlen(list);
+    if (n + length + 2 > sizeof req->ignored) {
+        bad_request(req, "Value for '%s' not supported: too many tags.", "ignore_tags");
+        return;
+    }
+    memcpy(list + n, value, length);
+    memcpy(list + n + length, " ", 2);
+    for (char *comma; (comma = strchr(list, ','));) *comma = ' ';
+}
+
 static void take_deepl(request *req, const char *name, const char *value, size_t length) {
     char word[40];
     take_word(word, sizeof word, value, length);
     for (size_t i = 0; i < sizeof parameters / sizeof *parameters; i++)
         if (strcmp(name, parameters[i].name) == 0 && !is_listed(parameters[i].values, word))
             bad_request(req, parameters[i].message, name); /* NOLINT: constant formats */
-    if (strcmp(name, "auth_key") == 0) take_word(req->key, sizeof req->key, value, length);
+    if (strcmp(name, "ignore_tags") == 0) take_ignored(req, value, length);
+    else if (strcmp(name, "auth_key") == 0) take_word(req->key, sizeof req->key, value, length);
     else if (strcmp(name, "tag_handling") == 0)
         req->markup = strcmp(word, "xml") == 0 ? MARKUP_XML : *word ? MARKUP_HTML : MARKUP_NONE;
     else if (strcmp(name, "type") == 0) req->targets = strcmp(word, "target") == 0;

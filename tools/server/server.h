@@ -192,6 +192,7 @@ struct request {
 
     /* Parameters of individual interfaces */
     int alternatives, details, experts; /* LibreTranslate */
+    char ignored[128];                  /* DeepL: names of tags whose contents must not be translated */
     int billed, targets;                /* DeepL: 1 to report characters; 1 to list target languages */
     text_bytes file;                    /* name of an uploaded file */
     char fetched[FETCHED];              /* part of the path after a route that ends in '/' */

@@ -118,6 +118,19 @@ static void find_languages(finder *f, span s) {
     f->last[0] = 0, f->last_end = 0, f->role = LOOSE;
 }
 
+static void add_term(request *req, span source, span target) {
+    const size_t bytes = source.length + target.length + 2;
+    if (!source.length || !target.length || source.length > 100 || target.length > 200 || req->n_terms == MOST_TERMS ||
+        req->terms.length + bytes > TERM_BYTES)
+        return;
+    const char *known = req->terms.data;
+    for (size_t i = 0; i < req->n_terms; i++, known += strlen(known) + 1, known += strlen(known) + 1)
+        if (text_is(source.data, source.length, known)) return;
+    text_append(&req->terms, source.data, source.length), text_append(&req->terms, "", 1);
+    text_append(&req->terms, target.data, target.length), text_append(&req->terms, "", 1);
+    req->n_terms++;
+}
+
 /* Take "term = translation", or the two separated by a TAB, as a term of the glossary. */
 static void take_term(request *req, span line) {
     const char *sign = memchr(line.data, '=', line.length);
@@ -127,17 +140,10 @@ static void take_term(request *req, span line) {
     const span target = trimmed((span){ sign + 1, (size_t)(line.data + line.length - sign - 1) });
     if (source.length > 2 && strchr("-*", *source.data) && source.data[1] == ' ')
         source = trimmed((span){ source.data + 2, source.length - 2 });
-    const size_t bytes = source.length + target.length + 2;
-    if (!source.length || !target.length || source.length > 100 || target.length > 200 ||
-        memchr(target.data, '=', target.length) || memchr(source.data, '"', source.length) ||
-        memchr(source.data, '{', source.length) || req->n_terms == MOST_TERMS || req->terms.length + bytes > TERM_BYTES)
+    if (!source.length || !target.length || memchr(target.data, '=', target.length) ||
+        memchr(source.data, '"', source.length) || memchr(source.data, '{', source.length))
         return;
-    const char *known = req->terms.data;
-    for (size_t i = 0; i < req->n_terms; i++, known += strlen(known) + 1, known += strlen(known) + 1)
-        if (text_is(source.data, source.length, known)) return;
-    text_append(&req->terms, source.data, source.length), text_append(&req->terms, "", 1);
-    text_append(&req->terms, target.data, target.length), text_append(&req->terms, "", 1);
-    req->n_terms++;
+    add_term(req, source, target);
 }
 
 /* ==== 2. Frame ========================================================================================== */
@@ -427,6 +433,36 @@ static void take_subtitles(request *req, shape *l, const cJSON *all) {
     put(l, "}", 1);
 }
 
+static span text_of(const cJSON *object, const char *name) {
+    const cJSON *text = member(object, name);
+    return cJSON_IsString(text) ? trimmed((span){ text->valuestring, strlen(text->valuestring) }) : (span){ "", 0 };
+}
+
+/* Return 1 for Weblate's {"source_language", "target_language", "glossary", "strings": [{"source"}]}. */
+static int is_weblate(const cJSON *all) {
+    const cJSON *rows = member(all, "strings"), *one;
+    int n = 0;
+    if (!cJSON_IsObject(all) || !cJSON_IsArray(rows) || !text_of(all, "target_language").length) return 0;
+    cJSON_ArrayForEach(one, rows) n += !cJSON_IsString(member(one, "source"));
+    return !n;
+}
+
+static void take_code(char code[36], span name) {
+    if (name.length) take_word(code, 36, name.data, name.length);
+}
+
+/* Put Weblate's strings: ["..."]. The other members of a string describe it. */
+static void take_weblate(request *req, shape *l, const cJSON *all) {
+    const cJSON *rows = member(all, "strings"), *one;
+    cJSON_ArrayForEach(one, member(all, "glossary")) add_term(req, text_of(one, "source"), text_of(one, "target"));
+    put(l, "[", 1);
+    cJSON_ArrayForEach(one, rows) {
+        if (one != rows->child) put(l, ",", 1);
+        if (!req->refusal) put_text_of(req, l, member(one, "source")->valuestring);
+    }
+    put(l, "]", 1);
+}
+
 static int has_strings(const cJSON *value) {
     const cJSON *one;
     cJSON_ArrayForEach(one, value) if (has_strings(one)) return 1;
@@ -493,8 +529,13 @@ void shape_languages(request *req, const char *system, size_t system_length, con
     find_languages(&f, rest);
     if (!values) out->begin = instruction_of(req->backend, all, out->translates && out->target[0]);
     out->json = values != NULL;
-    cJSON_Delete(values);
     find_languages(&f, (span){ message, out->begin });
+    if (is_weblate(values)) { /* its instruction explains the form, with examples */
+        take_code(out->source, text_of(values, "source_language"));
+        take_code(out->target, text_of(values, "target_language"));
+        out->translates = 1, rest.length = 0;
+    }
+    cJSON_Delete(values);
     while (rest.length) take_term(req, next_line(&rest));
     if (req->terms.failed) refuse_memory(req);
 }
@@ -504,8 +545,9 @@ void shape_read(request *req, const char *message, size_t length, shape *out) {
     cJSON *values = out->json ? find_json(req, all, &out->begin) : NULL;
     out->json = out->structured = values != NULL;
     if (values && is_subtitles(values)) take_subtitles(req, out, values);
+    else if (values && is_weblate(values)) take_weblate(req, out, values);
     else if (values) take_value(req, out, values);
     else if (!req->refusal) take_plain(req, trimmed((span){ message + out->begin, length - out->begin }), out);
     cJSON_Delete(values);
-    if (out->frame.failed || req->context.failed) refuse_memory(req);
+    if (out->frame.failed || req->context.failed || req->terms.failed) refuse_memory(req);
 }

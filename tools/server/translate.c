@@ -328,6 +328,22 @@ static void open_memory(request *req) {
     else if (status) bad_request(req, "%s: %s", error.where, error.message);
 }
 
+/* Refuse contents in the tags of `ignored`. Without contents, as in Weblate's placeholders <x id="1"></x>, there is
+ * nothing to ignore. */
+static void check_ignored(request *req, const char *text, size_t length) {
+    for (const char *at = text, *end = text + length; req->ignored[0] && (at = memchr(at, '<', (size_t)(end - at)));) {
+        const char *const name = ++at, *const close = memchr(at, '>', (size_t)(end - at));
+        const size_t n = close ? strcspn(name, " \t\r\n/>") : 0;
+        if (!close) return;
+        at = close + 1;
+        if (!n || close[-1] == '/' || !text_is_listed(req->ignored, name, n)) continue;
+        if ((size_t)(end - at) < n + 2 || memcmp(at, "</", 2) != 0 || memcmp(at + 2, name, n) != 0)
+            bad_request(req, "'ignore_tags' is only supported for empty tags: use translate=\"no\" in <%.*s>.",
+                        n < 40 ? (int)n : 40, name);
+        if (req->refusal) return;
+    }
+}
+
 /* Replace texts that are documents with their segments. */
 static void cut_pages(request *req) {
     text_item *texts = req->items;
@@ -344,6 +360,7 @@ static void cut_pages(request *req) {
         p->first = req->n_items;
         p->text = texts[i].text, texts[i].text = NULL;
         p->length = texts[i].length;
+        check_ignored(req, p->text, p->length);
         failed = moetext_html_new(p->text, p->length, &o, &p->document, NULL) != MOE_OK;
         p->unfinished = failed ? 0 : moetext_html_count(p->document);
         for (size_t k = 0; k < p->unfinished && !failed; k++) {
