@@ -5,11 +5,15 @@ affects ordinary sentences (`bleu`).
 
     tests/python tests/bench/glossary_terms.py terms ../shared/corpus/test
     tests/python tests/bench/glossary_terms.py bleu ../shared/corpus/test
+    tests/python tests/bench/glossary_terms.py prompted ../shared/corpus/test -m MODEL
 
 A term is a word that the model does not translate like the reference; word
 co-occurrence finds its translations. A term counts as kept if it appears in the
 output as a separate word and replaces the model's own word (some of these were
 corrected by hand, see CORRECTED). All terms of a direction form one glossary.
+`prompted` is for decoder-only models: 200 terms which the model alone does not
+write. A place is the reference's if the words before the term differ by at most
+a quarter of the sentence.
 """
 import argparse
 import collections
@@ -65,9 +69,14 @@ class Words:
         return len(word) > 3 and 3 <= self.source[word.lower()] <= 150
 
 
-def translate(moe, model, lines, target, *options):
-    done = subprocess.run([moe, "-m", model, "-t", target, "--beam", "4", "--rerank", "0", *options],
-                          input="".join(line + "\n" for line in lines), capture_output=True, text=True, check=True)
+SEARCH = "--beam", "4", "--rerank", "0"
+
+
+def translate(moe, model, lines, target, *options, search=SEARCH):
+    done = subprocess.run([moe, "-m", model, "-t", target, *search, *options],
+                          input="".join(line + "\n" for line in lines), capture_output=True, text=True)
+    if done.returncode not in (0, 1):  # 1: some lines cannot be translated
+        raise SystemExit(done.stderr)
     return done.stdout.split("\n")[:-1]
 
 
@@ -166,6 +175,63 @@ def run_terms(args):
           f"{as_chosen} without the corrections; BLEU {sum(gains) / len(gains):+.2f} on average")
 
 
+def place(text, term):
+    """Return the share of the words of a text that precede a term, which may have an ending, or None."""
+    have, term = parts(text), parts(term)
+    for i in range(len(have) - len(term) + 1):
+        *first, last = have[i:i + len(term)]
+        if first == term[:-1] and (last == term[-1] or (last.startswith(term[-1]) and last[len(term[-1]):] in ENDINGS)):
+            return i / len(have)
+    return None
+
+
+ENDINGS = "s es e n en er ern em x".split()
+
+
+def run_prompted(args):
+    import sacrebleu
+    done, count = [], -(-args.terms // len(args.directions))
+    for direction in args.directions:
+        source, target = direction.split("-")
+        ordinary, everything = pairs(args.folder, source, target)
+        rng = random.Random(f"{args.seed} {direction}")
+        rows = rng.sample([row for row in ordinary if 5 < len(words(row[0])) < 20], count * 3)
+        known = Words(everything)
+        search = "--beam", "1", "-s", source, "--max-len-factor", "2", "--max-len-offset", "30"
+        cases, used = [], set()
+        while rows and len(cases) < count:
+            some, rows = rows[:count], rows[count:]
+            plain = translate(args.moe_without, args.model, [a for a, _ in some], target, search=search)
+            for (text, reference), output in zip(some, plain):
+                found = [(word, partner(known, word, words(text), words(reference), 0.1)) for word in words(text)
+                         if output != text and known.is_term(word) and word.lower() not in used]
+                found = [x for x in found if x[1] and len(x[1]) > 2 and place(output, x[1]) is None]
+                if found and len(cases) < count:
+                    word, term = rng.choice(found)
+                    old = partner(known, word, words(text), words(output), 0.1) or ""
+                    cases.append((text, reference, output, word, term, old))
+                    used.add(word.lower())
+        with with_glossary((case[3], case[4]) for case in cases) as file:
+            outputs = translate(args.moe, args.model, [case[0] for case in cases], target, "--glossary", file.name,
+                                search=search)
+        done += [(*case, output) for case, output in zip(cases, outputs)]
+        if args.verbose:
+            print(*("# " + " | ".join(row) for row in done[-len(cases):]), sep="\n", flush=True)
+    at = [(place(row[-1], row[4]), place(row[1], row[4])) for row in done]
+    kept = [pair for pair in at if pair[0] is not None]
+    near = sum(abs(a - b) <= 0.25 for a, b in kept)
+    replacing = [is_kept(row, row[-1], row[5])[1] for row in done if row[5]]
+    lengths = [(len(words(row[-1])), len(words(row[2])), len(words(row[1]))) for row in done]
+    new, old, wanted = map(sum, zip(*lengths))
+    scores = [metric([row[i] for row in done], [[row[1] for row in done]]).score
+              for metric in (sacrebleu.corpus_bleu, sacrebleu.corpus_chrf) for i in (2, -1)]
+    print(f"{len(kept)} of {len(done)} terms kept, {near} of them where the reference has them; {sum(replacing)} of "
+          f"{len(replacing)} known words of the model are gone; {sum(not a for a, *_ in lengths)} empty; length "
+          f"{new / wanted:.2f} of the reference's (without a glossary {old / wanted:.2f}), "
+          f"{sum(a > 1.3 * max(b, c) + 2 for a, b, c in lengths)} lines longer than 1.3 times; "
+          f"BLEU {scores[0]:.2f} to {scores[1]:.2f}, chrF {scores[2]:.2f} to {scores[3]:.2f}")
+
+
 def run_bleu(args):
     import sacrebleu
     for direction in args.directions:
@@ -197,19 +263,20 @@ def run_bleu(args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["terms", "bleu"])
+    parser.add_argument("what", choices=["terms", "bleu", "prompted"])
     parser.add_argument("folder", help="with the test sets, as TSV files compressed by xz")
     parser.add_argument("--directions", default=DIRECTIONS, type=lambda s: s.split(","))
     parser.add_argument("-m", "--model", default="models/en-de-fr-es.bin")
     parser.add_argument("--moe", default="./moe-translate")
     parser.add_argument("--moe-without", help="model that selects the terms, to compare versions")
+    parser.add_argument("--terms", default=200, type=int, help="number of terms of `prompted` (%(default)s)")
     parser.add_argument("--failed", action="store_true", help="print the terms that were lost")
     parser.add_argument("-v", "--verbose", action="store_true", help="print all terms")
     parser.add_argument("--seed", type=int, default=SEED,
                         help="seed of the sample; the corrections are for %(default)s")
     args = parser.parse_args()
     args.moe_without = args.moe_without or args.moe
-    (run_terms if args.what == "terms" else run_bleu)(args)
+    {"terms": run_terms, "bleu": run_bleu, "prompted": run_prompted}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,10 @@ TEST(each_reason_leads_to_its_steps) {
         { TEXT_BEGINNING_LOST, { .held = 2 }, { TEXT_GIVE_MORE, TEXT_GIVE_MORE, TEXT_ACCEPT }, NULL },
         { TEXT_SIGN_MISSING, { 0 }, { TEXT_BIND_SIGNS, TEXT_ACCEPT }, NULL },
         { TEXT_NUMBER_MISSING, { 0 }, { TEXT_BIND_NUMBERS, TEXT_ACCEPT }, NULL },
+        { TEXT_TERM_LACKING,
+          { .placed = TEXT_MAX_STAGES - 2 },
+          { TEXT_PLACE_TERMS, TEXT_PLACE_TERMS, TEXT_ACCEPT },
+          NULL },
         { TEXT_EMPTY, { 0 }, { TEXT_FAIL }, "answer is empty" },
         { TEXT_SHORT, { 0 }, { TEXT_ACCEPT }, NULL },
         { TEXT_SHORT, { .variants = TEXT_CLOSED }, { TEXT_VARY, TEXT_BEST, TEXT_ACCEPT }, NULL },
@@ -191,7 +195,8 @@ TEST(halves_start_with_a_new_attempt) {
 static int left_to_try(const text_attempt *a) {
     const int other = TEXT_MAX_PHRASES - a->phrases + TEXT_MAX_LOOKUPS - a->looked +
                       (int)(TEXT_TERMS_EDITED - a->terms) + !a->other_kind + !(a->placeholders & TEXT_FOR_NUMBERS) +
-                      !a->bound + a->sentences + (a->variants ? 1 + (int)(a->variants - a->variant) : 0);
+                      !a->bound + TEXT_MAX_STAGES - a->placed + a->sentences +
+                      (a->variants ? 1 + (int)(a->variants - a->variant) : 0);
     return (TEXT_RESUMES + 1) * other + TEXT_RESUMES - a->resumed;
 }
 

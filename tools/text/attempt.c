@@ -34,6 +34,7 @@ static const struct {
     { TEXT_UNFIT, 1u << TEXT_AS_SENTENCE, TEXT_KEEP_SOURCE, BEYOND },
     { TEXT_SIGN_MISSING, 0, TEXT_BIND_SIGNS, NULL },
     { TEXT_NUMBER_MISSING, 0, TEXT_BIND_NUMBERS, NULL },
+    { TEXT_TERM_LACKING, 0, TEXT_PLACE_TERMS, NULL },
     { TEXT_EMPTY, 0, TEXT_FAIL, "the model's answer is empty" },
     { TEXT_SHORT | TEXT_UNFIT, 0, TEXT_VARY, NULL },
     { TEXT_SHORT | TEXT_UNFIT, 0, TEXT_BEST, NULL },
@@ -59,6 +60,7 @@ static int may_take(const text_attempt *a, const text_verdict *v, text_step step
     case TEXT_AS_SENTENCE: return a->sentences > 0;
     case TEXT_BIND_SIGNS:
     case TEXT_BIND_NUMBERS: return !a->bound;
+    case TEXT_PLACE_TERMS: return a->placed < TEXT_MAX_STAGES;
     default: return 1;
     }
 }
@@ -86,6 +88,7 @@ static text_attempt take(text_attempt a, text_step step) {
         break;
     case TEXT_BIND_SIGNS: a.bound = 1; break;
     case TEXT_BIND_NUMBERS: a.bound = 2; break;
+    case TEXT_PLACE_TERMS: a.placed++; break;
     case TEXT_HALVE: a = (text_attempt){ .step = step }; break;
     default: break;
     }

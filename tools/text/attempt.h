@@ -9,9 +9,11 @@
 #include "tools/text/protect.h"
 
 enum {
-    TEXT_RESUMES = 2,      /* maximum number of times a repetitive translation is resumed */
-    TEXT_MAX_PHRASES = 32, /* maximum number of phrases translated separately per text */
-    TEXT_MAX_LOOKUPS = 8   /* maximum number of missing terms translated separately per text */
+    TEXT_RESUMES = 2,                         /* maximum number of times a repetitive translation is resumed */
+    TEXT_MAX_PHRASES = 32,                    /* maximum number of phrases translated separately per text */
+    TEXT_MAX_LOOKUPS = 8,                     /* maximum number of missing terms translated separately per text */
+    TEXT_MAX_PLACED = 16,                     /* maximum number of terms added to an answer */
+    TEXT_MAX_STAGES = 4 * TEXT_MAX_PLACED + 1 /* maximum number of TEXT_PLACE_TERMS steps */
 };
 
 typedef enum text_step {
@@ -31,6 +33,7 @@ typedef enum text_step {
     TEXT_AS_SENTENCE,   /* write an indivisible text as a sentence, because its answer is then more likely to end */
     TEXT_BIND_SIGNS,    /* (prompted models) constrain the answer to the missing spans, and use the strict wording */
     TEXT_BIND_NUMBERS,  /* (prompted models) constrain the answer to the missing numbers */
+    TEXT_PLACE_TERMS,   /* (prompted models) take the next step to add missing terms */
     TEXT_HALVE,         /* translate both halves of the text instead */
     TEXT_ACCEPT,        /* accept the translation; this and the following steps are final */
     TEXT_KEEP_SOURCE,
@@ -57,7 +60,8 @@ enum {
     TEXT_BRACKET_LOST = 1 << 15,    /* a bracket, quotation mark or other sign is missing or added */
     TEXT_TERM_BESIDE = 1 << 16,     /* the model's own word is still next to a term */
     TEXT_BEGINNING_LOST = 1 << 17,  /* the translation does not start with the target prefix */
-    TEXT_REASONS = 18,              /* number of reasons */
+    TEXT_TERM_LACKING = 1 << 18,    /* an answer lacks a glossary term */
+    TEXT_REASONS = 19,              /* number of reasons */
     TEXT_LOST = TEXT_PLACEHOLDER_LOST | TEXT_PART_LOST | TEXT_WORD_LOST | TEXT_FIGURE_LOST |
                 TEXT_BRACKET_LOST /* reasons of text_job_lost */
 };
@@ -74,6 +78,7 @@ typedef struct text_attempt {
     text_step step;                       /* the last step */
     int phrases;                          /* number of phrases translated so far */
     int looked;                           /* number of missing terms translated so far */
+    int placed;                           /* number of TEXT_PLACE_TERMS steps */
     int resumed;                          /* number of consecutive TEXT_RESUME steps */
     size_t held;                          /* number of last tokens of the target prefix withheld from the model */
     text_terms terms;                     /* treatment of glossary terms */

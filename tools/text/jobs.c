@@ -277,7 +277,10 @@ static const char *old_word(const void *guard, const text_term *term, size_t n) 
 static moe_status check_terms(const text_front *front, text_job *job, const moe_result *result, moe_error *error) {
     const text_options *o = &job->options;
     const text_glossary *glossary = o->rules ? text_rules_glossary(o->rules) : NULL;
-    text_terms_known known = { .spans = text_keeps_spans(o), .message = job->message, .user = job->guard };
+    text_terms_known known = { .spans = text_keeps_spans(o),
+                               .message = job->message,
+                               .inflects = o->strategy->prompts,
+                               .user = job->guard };
     text_bytes written = { 0 }, message = { 0 };
     if (!glossary || o->pairs || !result->n_hypotheses) return MOE_OK;
     moe_status status = text_job_write(front, job, result->hypotheses, &written, error);
@@ -461,13 +464,14 @@ void text_show_partial(const text_front *front, const text_partial *p, size_t be
 }
 
 /* Numbers of text_bytes and of text_ids in a job. */
-enum { TEXTS = 8, IDS = 7 };
+enum { TEXTS = 8, IDS = 11 };
 
 static void memory_of(text_job *job, text_bytes *texts[TEXTS], text_ids *ids[IDS]) {
     text_bytes *const t[TEXTS] = { &job->source, &job->target,  &job->gap,      &job->context,
                                    &job->shown,  &job->written, &job->recalled, &job->partial.text };
-    text_ids *const i[IDS] = { &job->source_ids, &job->target_ids,  &job->prompt,     &job->phrase_ids,
-                               &job->draft_ids,  &job->resumed_ids, &job->partial.ids };
+    text_ids *const i[IDS] = { &job->source_ids,  &job->target_ids, &job->prompt,     &job->phrase_ids,
+                               &job->draft_ids,   &job->answer_ids, &job->logprobs,   &job->begun_ids,
+                               &job->resumed_ids, &job->edited_ids, &job->partial.ids };
     memcpy(texts, t, sizeof t), memcpy(ids, i, sizeof i);
 }
 

@@ -49,6 +49,16 @@ typedef struct text_partial {
 
 typedef struct text_repair text_repair;
 
+/* How a prompted model gets terms that its answer lacks (prompted.c). */
+typedef struct text_placing {
+    int stage;
+    const text_term *terms[TEXT_MAX_PLACED]; /* [n] */
+    size_t n, written;                       /* the first `written` of them replace their sources in the prompt */
+    size_t lacks;                            /* how often `answer_ids` lack the last written term */
+    size_t missing, bytes;                   /* number of terms that `answer_ids` lack; length of their text */
+    size_t place;                            /* offset of the last written term in the text */
+} text_placing;
+
 typedef struct text_job {
     /* Buffers, which text_job_clear keeps. "prompted" and "guarded" name the strategies (strategy.h) that use them. */
     text_bytes source, target; /* the input, truncated if necessary */
@@ -62,6 +72,8 @@ typedef struct text_job {
     text_ids phrase_ids;            /* (guarded) a phrase that is translated separately; may be empty */
     text_ids draft_ids;             /* tokens that the translation may contain (drafts.h) */
     text_ids resumed_ids;           /* for TEXT_RESUME, the output before the repetition */
+    text_ids answer_ids, logprobs;  /* (prompted) an answer that lacks terms; its log-probabilities, times LOG_UNIT */
+    text_ids begun_ids, edited_ids; /* (prompted) its beginning, with a term; the whole, with a term */
     struct text_guard *guard;       /* (guarded) protected spans (protect.h); may be NULL */
     struct text_constraints *bound; /* (prompted) constraints of a second answer (prompt.h); may be NULL */
     text_repair *repair;            /* (guarded) the repair of a fuzzy match (repair.h); may be NULL */
@@ -73,6 +85,7 @@ typedef struct text_job {
     const moe_hypothesis *written_of;
     text_match match;       /* in the translation memory */
     int32_t language, from; /* (prompted) tags of the request */
+    text_placing placing;   /* (prompted) for TEXT_PLACE_TERMS */
     int capitals;           /* 1 if the source is in capitals, so the translation must be in capitals */
     int title;              /* 1 if the source is a title; its words are encoded in lower case */
     int of_capitals;        /* 1 if the job is part of a text in capitals */

@@ -184,15 +184,15 @@ static moe_status find_terms(const text_prompt_request *a, found_terms *found, m
     int inflected;
     if (a->example[0] && a->example[1] && !add_term(found, span_of(a->example[0]), a->example[1]))
         return text_out_of_memory(error);
-    for (size_t at = 0; a->glossary && at < a->text.length; at += bytes) {
-        const char *text = a->text.data;
-        const int unspaced = text_is_unspaced(text, a->text.length, at);
+    for (size_t at = 0; a->glossary && at < a->original.length; at += bytes) {
+        const char *text = a->original.data;
+        const int unspaced = text_is_unspaced(text, a->original.length, at);
         const text_term *term = at >= word || unspaced
-                                    ? text_glossary_find(a->glossary, text, a->text.length, at, &bytes, &inflected)
+                                    ? text_glossary_find(a->glossary, text, a->original.length, at, &bytes, &inflected)
                                     : NULL;
         if (!term) {
-            if (at >= word) word = at + text_word_length(text, a->text.length, at);
-            bytes = text_utf8_next(text, a->text.length, at) - at;
+            if (at >= word) word = at + text_word_length(text, a->original.length, at);
+            bytes = text_utf8_next(text, a->original.length, at) - at;
             continue;
         }
         if (!add_term(found, (moe_span){ text + at, bytes }, term->target)) return text_out_of_memory(error);
@@ -457,7 +457,7 @@ static moe_status prompt_ids(const text_front *front, const text_prompt_options 
         if (status || *fits || asked->example[0] || (!context.length && !terms.n)) break;
         status = shorten(front, &said, out->length - room, &context, &terms, error);
     }
-    *left = terms.begin == SIZE_MAX ? found : found - terms.n;
+    *left = terms.n && terms.begin == SIZE_MAX ? 0 : found - terms.n; /* a wording may have no place for terms */
     text_bytes_free(&said.text);
     text_bytes_free(&earlier.text);
     text_index_free(&terms.index);

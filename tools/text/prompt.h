@@ -31,7 +31,8 @@ typedef struct text_prompt_options {
 
 /* A text to translate. */
 typedef struct text_prompt_request {
-    moe_span text, context;        /* `context` contains earlier lines with line breaks; may be empty */
+    moe_span text, original;       /* `original` is the text in which terms are found */
+    moe_span context;              /* contains earlier lines with line breaks; may be empty */
     int32_t source, target;        /* indices of languages; source is -1 if unknown */
     const text_glossary *glossary; /* may be NULL */
     const char *example[2];        /* a similar text and its translation; NULL if none */

@@ -73,10 +73,15 @@ typedef struct use {
     int inflected;
 } use;
 
+typedef struct found_use {
+    const text_term *term;
+    size_t at, bytes; /* its place in the plain text */
+} found_use;
+
 typedef struct uses {
     use *each;
     size_t n, capacity;
-    const text_term **terms; /* [n_terms] in text order */
+    found_use *terms; /* [n_terms] in text order */
     size_t n_terms, terms_capacity;
 } uses;
 
@@ -86,11 +91,12 @@ static use *use_of(const uses *u, const text_term *term) {
     return NULL;
 }
 
-static moe_status add_use(uses *u, const text_term *term, int inflected, moe_error *error) {
+static moe_status add_use(uses *u, found_use one, int inflected, moe_error *error) {
+    const text_term *term = one.term;
     moe_status status = MOE_OK;
     use *found = use_of(u, term);
     if (!found) status = text_add(&u->each, &u->n, &u->capacity, &(use){ .term = term }, 1, sizeof *u->each, error);
-    if (!status) status = text_add(&u->terms, &u->n_terms, &u->terms_capacity, &term, 1, sizeof term, error);
+    if (!status) status = text_add(&u->terms, &u->n_terms, &u->terms_capacity, &one, 1, sizeof one, error);
     if (status) return status;
     found = found ? found : &u->each[u->n - 1];
     found->asked++;
@@ -108,12 +114,19 @@ static moe_status find_uses(const text_glossary *g, const text_bytes *plain, int
         text_span_kind kind = text_span_next(&scan, at, &bytes);
         if (!spans) kind = TEXT_SPAN_NONE, bytes = text_utf8_next(plain->data, plain->length, at) - at;
         const text_term *term = text_term_at(g, plain, at, kind, &bytes, &inflected);
-        if (term) status = add_use(u, term, inflected, error);
+        if (term) status = add_use(u, (found_use){ term, at, bytes }, inflected, error);
     }
     return status;
 }
 
 /* ---- 3. Terms of a translation ------------------------------------------------------------------------- */
+
+/* Return 1 if a byte is inside a word of a script with spaces. */
+static int is_inside_word(const text_bytes *t, size_t at) {
+    return text_is_wordlike(t->data, t->length, at) && text_is_wordlike_before(t->data, t->length, at) &&
+           !text_is_unspaced(t->data, t->length, at) &&
+           !text_is_unspaced(t->data, t->length, text_utf8_cut(t->data, t->length, at - 1));
+}
 
 /* Return the length of a term's target at a byte, as it is, capitalised or in capitals, with a regular ending if
  * `inflected` is 1; 0 if it is not there as a separate word. */
@@ -121,14 +134,14 @@ static size_t target_at(const text_bytes *t, size_t at, const text_term *term, i
     const size_t length = strlen(term->target), first = text_utf8_next(term->target, length, 0);
     char written[256];
     if (at + length > t->length || length >= sizeof written) return 0;
-    if (at && text_is_wordlike(t->data, t->length, at) && text_is_wordlike_before(t->data, t->length, at)) return 0;
+    if (is_inside_word(t, at)) return 0;
     memcpy(written, term->target, length);
     for (int i = 0; memcmp(t->data + at, written, length) != 0; i++) {
         if (i == 2) return 0;
         text_upper_case(written, i ? length : first);
     }
     const size_t end = at + length, rest = text_word_end(t->data, t->length, end) - end;
-    if (!rest || !text_is_wordlike_before(t->data, t->length, end)) return length;
+    if (!rest || !is_inside_word(t, end)) return length;
     return inflected && text_term_ends(term, t->data + end, rest) ? length + rest : 0;
 }
 
@@ -224,22 +237,77 @@ static void check_use(const uses *u, use *x, const text_bytes *translation, cons
     else if (known->without.length && n > x->asked + own) tell(message, x, "is repeated", "");
 }
 
+/* Find the terms of a source; set `plain` to the translation if there are any. */
+static moe_status begin_check(const text_glossary *g, moe_span source, moe_span target, const text_terms_known *known,
+                              text_plain *plain, uses *u, moe_error *error) {
+    moe_status status = text_plain_set(plain, source, known->spans, known->message, error);
+    if (!status) status = find_uses(g, &plain->text, known->spans, known->message, u, error);
+    for (size_t i = 0; i < u->n; i++) u->each[i].inflected |= known->inflects;
+    return status || !u->n ? status : text_plain_set(plain, target, known->spans, known->message, error);
+}
+
+static void free_uses(uses *u) {
+    free(u->each);
+    free(u->terms);
+}
+
 moe_status text_terms_check(const text_glossary *g, moe_span source, moe_span target, const text_terms_known *known,
                             text_bytes *message, moe_error *error) {
     text_plain plain = { 0 };
     uses u = { 0 };
-    moe_status status = text_plain_set(&plain, source, known->spans, known->message, error);
-    if (!status) status = find_uses(g, &plain.text, known->spans, known->message, &u, error);
-    if (!status && u.n) status = text_plain_set(&plain, target, known->spans, known->message, error);
+    const moe_status status = begin_check(g, source, target, known, &plain, &u, error);
     for (size_t i = 0; i < u.n && !status; i++) check_use(&u, &u.each[i], &plain.text, known, message);
     for (size_t i = 0; i < u.n_terms && !status; i++) {
-        text_term_count *count = text_glossary_counts(g, u.terms[i]->number);
-        use *x = use_of(&u, u.terms[i]);
+        text_term_count *count = text_glossary_counts(g, u.terms[i].term->number);
+        use *x = use_of(&u, u.terms[i].term);
         count->asked++;
         if (x->kept) x->kept--, count->kept++;
     }
     text_plain_free(&plain);
-    free(u.each);
-    free(u.terms);
+    free_uses(&u);
     return status || !message->failed ? status : text_out_of_memory(error);
+}
+
+moe_status text_terms_missing(const text_glossary *g, moe_span source, moe_span target, const text_terms_known *known,
+                              const text_term **found, size_t most, size_t *n, moe_error *error) {
+    text_plain plain = { 0 };
+    uses u = { 0 };
+    const moe_status status = begin_check(g, source, target, known, &plain, &u, error);
+    *n = 0;
+    for (size_t i = 0; i < u.n && !status; i++) u.each[i].kept = count_alone(&u, &u.each[i], &plain.text);
+    for (size_t i = 0; i < u.n_terms && !status && *n < most; i++) {
+        use *x = use_of(&u, u.terms[i].term);
+        if (x->kept) x->kept--;
+        else found[(*n)++] = u.terms[i].term;
+    }
+    text_plain_free(&plain);
+    free_uses(&u);
+    return status;
+}
+
+moe_status text_terms_write(const text_glossary *g, moe_span source, const text_terms_known *known,
+                            const text_term *const *terms, size_t n, text_bytes *out, size_t *first, moe_error *error) {
+    text_plain plain = { 0 };
+    uses u = { 0 };
+    size_t done = 0;
+    moe_status status = text_plain_set(&plain, source, known->spans, known->message, error);
+    if (!status) status = find_uses(g, &plain.text, known->spans, known->message, &u, error);
+    for (size_t i = 0; i < u.n_terms && !status; i++) {
+        const size_t at = u.terms[i].at, end = at + u.terms[i].bytes, begin = plain.from[at];
+        size_t k = 0;
+        while (k < n && terms[k] != u.terms[i].term) k++;
+        if (k == n) continue;
+        if (k == n - 1) *first = begin;
+        text_append(out, source.data + done, begin - done);
+        text_append_string(out, terms[k]->target);
+        done = plain.from[end - 1] + 1;
+        for (size_t byte = begin, next = at; byte < done; byte++) /* keep markup inside the term */
+            if (next < end && plain.from[next] == byte) next++;
+            else text_append(out, source.data + byte, 1);
+    }
+    text_append(out, source.data + done, source.length - done);
+    text_append(out, "", 0);
+    text_plain_free(&plain);
+    free_uses(&u);
+    return status || !out->failed ? status : text_out_of_memory(error);
 }
