@@ -2861,8 +2861,10 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
  *   largest(v), largest_bits(v)  the largest lane       code_sums(q, to)  store two sums of 32 codes
  *   max_few(x, n)      max of n < 16 floats             put(l, row, j, v, n)  join and store v[n], as moe_linear_put
  *
- * and MOE_ISA_OUTPUTS, the number of outputs in a tile of a float matrix and the maximum n of put. MOE_ISA_FETCH(type,
- * w) prefetches weights.
+ * and MOE_ISA_OUTPUTS, the number of outputs in a tile of a float matrix and the maximum n of put. If the lanes are in
+ * several registers, MOE_ISA_REGISTERS is their number instead. This section then defines all of these but code_sums
+ * with the same operations on a register, moe_register_OPERATION_ISA, without n; `codes` receives all registers.
+ * MOE_ISA_FETCH(type, w) prefetches weights.
  *
  * Quantised tiles of x86: moe_ints_BITS is a register of MOE_ISA_BITS bits with the sums of 8 or 16 outputs. Operations
  * moe_ints_OPERATION_BITS: of(x), load(x), store(x, v), add(a, b), nibbles(v, shift), factor(subs) (the outputs' subs
@@ -2885,6 +2887,74 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
 #define K(name) MOE_NAME(moe_##name##_, MOE_ISA)
 #define L(name) MOE_NAME(moe_lanes_##name##_, MOE_ISA)
 #define V MOE_NAME(moe_lanes_, MOE_ISA)
+
+#ifdef MOE_ISA_REGISTERS
+#define MOE_ISA_OUTPUTS 1
+#define MOE_WIDTH (MOE_LANES / MOE_ISA_REGISTERS)
+#define R(name) MOE_NAME(moe_register_##name##_, MOE_ISA)
+typedef struct V {
+    MOE_NAME(moe_register_, MOE_ISA) at[MOE_ISA_REGISTERS];
+} V;
+
+/* Define an operation that computes `value` for every register i. */
+#define MOE_EACH(name, parameters, value)                                          \
+    MOE_ISA_INLINE V L(name) parameters {                                          \
+        V v;                                                                       \
+        MOE_UNROLL_FOR (size_t i = 0; i < MOE_ISA_REGISTERS; i++) v.at[i] = value; \
+        return v;                                                                  \
+    }
+MOE_EACH(add, (V a, V b), R(add)(a.at[i], b.at[i]))
+MOE_EACH(sub, (V a, V b), R(sub)(a.at[i], b.at[i]))
+MOE_EACH(mul, (V a, V b), R(mul)(a.at[i], b.at[i]))
+MOE_EACH(div, (V a, V b), R(div)(a.at[i], b.at[i]))
+MOE_EACH(and, (V a, V b), R(and)(a.at[i], b.at[i]))
+MOE_EACH(or, (V a, V b), R(or)(a.at[i], b.at[i]))
+MOE_EACH(xor, (V a, V b), R(xor)(a.at[i], b.at[i]))
+MOE_EACH(max, (V a, V b), R(max)(a.at[i], b.at[i]))
+MOE_EACH(min, (V a, V b), R(min)(a.at[i], b.at[i]))
+MOE_EACH(max_bits, (V a, V b), R(max_bits)(a.at[i], b.at[i]))
+MOE_EACH(of, (float x), R(of)(x))
+MOE_EACH(of_ints, (const int32_t *x), R(of_ints)(x + MOE_WIDTH * i))
+MOE_EACH(halves, (moe_type type, const uint16_t *x), R(halves)(type, x + MOE_WIDTH * i))
+MOE_EACH(scaled, (V x, V y, V t, V n), ((void)n, R(scaled)(x.at[i], y.at[i], t.at[i])))
+MOE_EACH(load_whole, (const float *x), R(load)(x + MOE_WIDTH * i))
+
+/* Tails are copied to a zeroed buffer: adding a product of zeros leaves a lane unchanged. */
+MOE_ISA_INLINE V L(load)(const float *x, size_t n) {
+    float tail[MOE_LANES] = { 0 };
+    return L(load_whole)(n < MOE_LANES ? memcpy(tail, x, n * sizeof *x) : x);
+}
+MOE_ISA_INLINE void L(store)(float *y, V v, size_t n) {
+    float tail[MOE_LANES], *to = n < MOE_LANES ? tail : y;
+    MOE_UNROLL_FOR (size_t i = 0; i < MOE_ISA_REGISTERS; i++) R(store)(to + MOE_WIDTH * i, v.at[i]);
+    if (n < MOE_LANES) memcpy(y, tail, n * sizeof *y);
+}
+
+/* Combine the registers of v in the order of the fixed tree. */
+#if MOE_ISA_REGISTERS == 2
+#define MOE_FOLD(op, v) R(op)((v).at[0], (v).at[1])
+#else
+#define MOE_FOLD(op, v) R(op)(R(op)((v).at[0], (v).at[2]), R(op)((v).at[1], (v).at[3]))
+#endif
+MOE_ISA_INLINE float L(join)(V v) { return R(join)(MOE_FOLD(add, v)); }
+MOE_ISA_INLINE float L(largest_bits)(V v) { return R(largest_bits)(MOE_FOLD(max_bits, v)); }
+MOE_ISA_INLINE float L(largest)(V v) {
+    float lane[MOE_WIDTH];
+    R(store)(lane, MOE_FOLD(max, v));
+    return moe_max_portable(lane, MOE_WIDTH);
+}
+MOE_ISA_INLINE float L(max_few)(const float *x, size_t n) { return moe_max_portable(x, n); }
+MOE_ISA_INLINE void L(codes)(V v, int8_t *q) { R(codes)(v.at, q); }
+MOE_ISA_INLINE void L(put)(const moe_linear *l, size_t row, size_t j, const V *v, int n) {
+    (void)n;
+    moe_linear_put(l, row, j, L(join)(*v));
+}
+#undef MOE_EACH
+#undef MOE_FOLD
+#undef MOE_WIDTH
+#undef R
+#undef MOE_ISA_REGISTERS
+#endif
 
 #ifdef MOE_ISA_OUTPUTS
 /* Return moe_expf of lanes <= MOE_EXP_HIGH or NaN. `scaled` needs no lower clamp: it returns 0 below MOE_EXP_LOW. */
@@ -3532,81 +3602,47 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
 
 /* ---- The 16 lanes: two registers ---- */
 
-typedef struct moe_lanes_avx2 {
-    __m256 low, high;
-} moe_lanes_avx2;
+typedef __m256 moe_register_avx2;
 
-#define MOE_PAIR_AVX2(name, op)                                                                  \
-    MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_##name##_avx2(moe_lanes_avx2 a, moe_lanes_avx2 b) { \
-        return (moe_lanes_avx2){ op(a.low, b.low), op(a.high, b.high) };                         \
-    }
-#define MOE_MAX_BITS_AVX2(a, b) _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)))
-MOE_PAIR_AVX2(add, _mm256_add_ps)
-MOE_PAIR_AVX2(sub, _mm256_sub_ps)
-MOE_PAIR_AVX2(mul, _mm256_mul_ps)
-MOE_PAIR_AVX2(div, _mm256_div_ps)
-MOE_PAIR_AVX2(and, _mm256_and_ps)
-MOE_PAIR_AVX2(or, _mm256_or_ps)
-MOE_PAIR_AVX2(xor, _mm256_xor_ps)
-MOE_PAIR_AVX2(max, _mm256_max_ps)
-MOE_PAIR_AVX2(min, _mm256_min_ps)
-MOE_PAIR_AVX2(max_bits, MOE_MAX_BITS_AVX2)
-MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_of_avx2(float x) {
-    return (moe_lanes_avx2){ _mm256_set1_ps(x), _mm256_set1_ps(x) };
-}
-MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_load_avx2(const float *x, size_t n) {
-    float tail[MOE_LANES] = { 0 };
-    if (n < MOE_LANES) x = memcpy(tail, x, n * sizeof *x);
-    return (moe_lanes_avx2){ _mm256_loadu_ps(x), _mm256_loadu_ps(x + 8) };
-}
-MOE_AVX2_INLINE void moe_lanes_store_avx2(float *y, moe_lanes_avx2 v, size_t n) {
-    float tail[MOE_LANES], *to = n < MOE_LANES ? tail : y;
-    _mm256_storeu_ps(to, v.low), _mm256_storeu_ps(to + 8, v.high);
-    if (n < MOE_LANES) memcpy(y, tail, n * sizeof *y);
-}
-MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_of_ints_avx2(const int32_t *x) {
-    return (moe_lanes_avx2){ _mm256_cvtepi32_ps(_mm256_loadu_si256((const void *)x)),
-                             _mm256_cvtepi32_ps(_mm256_loadu_si256((const void *)(x + 8))) };
-}
-/* Convert eight F16 or BF16 numbers. The hardware's F16 conversion is exact, including subnormals. */
-MOE_AVX2_INLINE __m256 moe_half_avx2(moe_type type, const uint16_t *x) {
+#define moe_register_of_avx2 _mm256_set1_ps
+#define moe_register_load_avx2 _mm256_loadu_ps
+#define moe_register_store_avx2 _mm256_storeu_ps
+#define moe_register_add_avx2 _mm256_add_ps
+#define moe_register_sub_avx2 _mm256_sub_ps
+#define moe_register_mul_avx2 _mm256_mul_ps
+#define moe_register_div_avx2 _mm256_div_ps
+#define moe_register_and_avx2 _mm256_and_ps
+#define moe_register_or_avx2 _mm256_or_ps
+#define moe_register_xor_avx2 _mm256_xor_ps
+#define moe_register_max_avx2 _mm256_max_ps
+#define moe_register_min_avx2 _mm256_min_ps
+#define moe_register_max_bits_avx2(a, b)                                                  \
+    _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)))
+#define moe_register_of_ints_avx2(x) _mm256_cvtepi32_ps(_mm256_loadu_si256((const void *)(x)))
+/* The hardware's F16 conversion is exact, including subnormals. */
+MOE_AVX2_INLINE __m256 moe_register_halves_avx2(moe_type type, const uint16_t *x) {
     const __m128i bits = _mm_loadu_si128((const void *)x);
     if (type == MOE_TYPE_F16) return _mm256_cvtph_ps(bits);
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
-MOE_AVX2_INLINE moe_lanes_avx2 moe_lanes_halves_avx2(moe_type type, const uint16_t *x) {
-    return (moe_lanes_avx2){ moe_half_avx2(type, x), moe_half_avx2(type, x + 8) };
-}
-MOE_AVX2_INLINE __m256 moe_scaled_avx2(__m256 x, __m256 y, __m256 t) {
+MOE_AVX2_INLINE __m256 moe_register_scaled_avx2(__m256 x, __m256 y, __m256 t) {
     const __m256i power = _mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(t), 23), _mm256_set1_epi32(127 << 23));
     return _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(MOE_EXP_LOW), _CMP_LT_OQ),
                             _mm256_mul_ps(y, _mm256_castsi256_ps(power)));
 }
-#define moe_lanes_scaled_avx2(x, y, t, n) moe_scale_avx2(x, y, t)
-MOE_AVX2_INLINE moe_lanes_avx2 moe_scale_avx2(moe_lanes_avx2 x, moe_lanes_avx2 y, moe_lanes_avx2 t) {
-    return (moe_lanes_avx2){ moe_scaled_avx2(x.low, y.low, t.low), moe_scaled_avx2(x.high, y.high, t.high) };
-}
-MOE_AVX2_INLINE float moe_lanes_join_avx2(moe_lanes_avx2 v) {
-    __m256 eight = _mm256_add_ps(v.low, v.high);
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+MOE_AVX2_INLINE float moe_register_join_avx2(__m256 v) {
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
-#define moe_lanes_put_avx2(l, row, j, v, outputs) moe_linear_put(l, row, j, moe_lanes_join_avx2((v)[0]))
-#define moe_lanes_max_few_avx2 moe_max_portable
-MOE_AVX2_INLINE float moe_lanes_largest_avx2(moe_lanes_avx2 v) {
-    float lane[8];
-    _mm256_storeu_ps(lane, _mm256_max_ps(v.low, v.high));
-    return moe_max_portable(lane, 8);
-}
-MOE_AVX2_INLINE float moe_lanes_largest_bits_avx2(moe_lanes_avx2 v) {
-    const __m256i eight = _mm256_castps_si256(MOE_MAX_BITS_AVX2(v.low, v.high));
+MOE_AVX2_INLINE float moe_register_largest_bits_avx2(__m256 v) {
+    const __m256i eight = _mm256_castps_si256(v);
     __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
     four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
     return moe_from_bits((uint32_t)_mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1))));
 }
-MOE_AVX2_INLINE void moe_lanes_codes_avx2(moe_lanes_avx2 v, int8_t *q) {
-    const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(v.low), _mm256_cvtps_epi32(v.high));
+MOE_AVX2_INLINE void moe_register_codes_avx2(const __m256 v[2], int8_t *q) {
+    const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1]));
     const __m256i bytes = _mm256_packs_epi16(words, words); /* lanes 0-3 and 8-11 twice, then 4-7 and 12-15 twice */
     _mm_storeu_si128((void *)q, _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
 }
@@ -3696,7 +3732,7 @@ MOE_AVX2_INLINE __m256i moe_times_sub_avx2(__m256i sum, __m256i part, int32_t x_
 #define MOE_ISA avx2
 #define MOE_ISA_STATIC MOE_AVX2 static
 #define MOE_ISA_INLINE MOE_AVX2_INLINE
-#define MOE_ISA_OUTPUTS 1
+#define MOE_ISA_REGISTERS 2
 #define MOE_ISA_FETCH(type, w)                                                                                \
     if ((type) == MOE_TYPE_F32) _mm_prefetch(w, _MM_HINT_T0) /* conversion limits the speed of other types */
 #define MOE_ISA_BITS 256
@@ -3827,7 +3863,7 @@ MOE_AVX512_INLINE void moe_lanes_code_sums_avx512(const int8_t *q, int16_t sums[
     sums[1] = (int16_t)(_mm_cvtsi128_si32(_mm512_extracti32x4_epi32(eights, 2)) - 32 * 128);
 }
 MOE_AVX512_INLINE float moe_lanes_join_avx512(__m512 v) {
-    return moe_lanes_join_avx2((moe_lanes_avx2){ _mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1) });
+    return moe_register_join_avx2(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
 }
 
 /* Return the sums of the lanes of four registers, each added by the fixed tree. */
@@ -4290,84 +4326,43 @@ MOE_UNUSED static const moe_kernels moe_kernels_amx = { MOE_KERNELS_OF(amx, moe_
 
 /* ---- The 16 lanes: four registers ---- */
 
-typedef float32x4x4_t moe_lanes_neon;
+typedef float32x4_t moe_register_neon;
 
-#define MOE_FOUR_NEON(name, value)                                                          \
-    MOE_INLINE moe_lanes_neon moe_lanes_##name##_neon(moe_lanes_neon a, moe_lanes_neon b) { \
-        for (size_t i = 0; i < 4; i++) a.val[i] = value;                                    \
-        return a;                                                                           \
-    }
-#define MOE_BITS_NEON(op) vreinterpretq_f32_u32(op(vreinterpretq_u32_f32(a.val[i]), vreinterpretq_u32_f32(b.val[i])))
-MOE_FOUR_NEON(add, vaddq_f32(a.val[i], b.val[i]))
-MOE_FOUR_NEON(sub, vsubq_f32(a.val[i], b.val[i]))
-MOE_FOUR_NEON(mul, vmulq_f32(a.val[i], b.val[i]))
-MOE_FOUR_NEON(div, vdivq_f32(a.val[i], b.val[i]))
-MOE_FOUR_NEON(and, MOE_BITS_NEON(vandq_u32))
-MOE_FOUR_NEON(or, MOE_BITS_NEON(vorrq_u32))
-MOE_FOUR_NEON(xor, MOE_BITS_NEON(veorq_u32))
-MOE_FOUR_NEON(max_bits, MOE_BITS_NEON(vmaxq_u32))
+#define MOE_BITS_NEON(op, a, b) vreinterpretq_f32_u32(op(vreinterpretq_u32_f32(a), vreinterpretq_u32_f32(b)))
+#define moe_register_of_neon vdupq_n_f32
+#define moe_register_load_neon vld1q_f32
+#define moe_register_store_neon vst1q_f32
+#define moe_register_add_neon vaddq_f32
+#define moe_register_sub_neon vsubq_f32
+#define moe_register_mul_neon vmulq_f32
+#define moe_register_div_neon vdivq_f32
+#define moe_register_and_neon(a, b) MOE_BITS_NEON(vandq_u32, a, b)
+#define moe_register_or_neon(a, b) MOE_BITS_NEON(vorrq_u32, a, b)
+#define moe_register_xor_neon(a, b) MOE_BITS_NEON(veorq_u32, a, b)
+#define moe_register_max_bits_neon(a, b) MOE_BITS_NEON(vmaxq_u32, a, b)
 /* The comparisons give the same results as maxps and minps; fmax and fmin would propagate NaN and order 0 above -0. */
-MOE_FOUR_NEON(max, vbslq_f32(vcgtq_f32(a.val[i], b.val[i]), a.val[i], b.val[i]))
-MOE_FOUR_NEON(min, vbslq_f32(vcltq_f32(a.val[i], b.val[i]), a.val[i], b.val[i]))
-MOE_INLINE moe_lanes_neon moe_lanes_of_neon(float x) {
-    const float32x4_t four = vdupq_n_f32(x);
-    return (moe_lanes_neon){ { four, four, four, four } };
+#define moe_register_max_neon(a, b) vbslq_f32(vcgtq_f32(a, b), a, b)
+#define moe_register_min_neon(a, b) vbslq_f32(vcltq_f32(a, b), a, b)
+#define moe_register_of_ints_neon(x) vcvtq_f32_s32(vld1q_s32(x))
+MOE_INLINE float32x4_t moe_register_halves_neon(moe_type type, const uint16_t *x) {
+    const uint16x4_t four = vld1_u16(x);
+    return type == MOE_TYPE_BF16 ? vreinterpretq_f32_u32(vshll_n_u16(four, 16))
+                                 : vcvt_f32_f16(vreinterpret_f16_u16(four));
 }
-MOE_INLINE moe_lanes_neon moe_lanes_load_neon(const float *x, size_t n) {
-    float tail[MOE_LANES] = { 0 };
-    if (n < MOE_LANES) x = memcpy(tail, x, n * sizeof *x);
-    return (moe_lanes_neon){ { vld1q_f32(x), vld1q_f32(x + 4), vld1q_f32(x + 8), vld1q_f32(x + 12) } };
+MOE_INLINE float32x4_t moe_register_scaled_neon(float32x4_t x, float32x4_t y, float32x4_t t) {
+    const uint32x4_t power = vaddq_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23), vdupq_n_u32(127u << 23));
+    const uint32x4_t scaled = vreinterpretq_u32_f32(vmulq_f32(y, vreinterpretq_f32_u32(power)));
+    return vreinterpretq_f32_u32(vbicq_u32(scaled, vcltq_f32(x, vdupq_n_f32(MOE_EXP_LOW))));
 }
-MOE_INLINE void moe_lanes_store_neon(float *y, moe_lanes_neon v, size_t n) {
-    float tail[MOE_LANES], *to = n < MOE_LANES ? tail : y;
-    for (size_t i = 0; i < 4; i++) vst1q_f32(to + 4 * i, v.val[i]);
-    if (n < MOE_LANES) memcpy(y, tail, n * sizeof *y);
-}
-MOE_INLINE moe_lanes_neon moe_lanes_of_ints_neon(const int32_t *x) {
-    moe_lanes_neon v;
-    for (size_t i = 0; i < 4; i++) v.val[i] = vcvtq_f32_s32(vld1q_s32(x + 4 * i));
-    return v;
-}
-MOE_INLINE moe_lanes_neon moe_lanes_halves_neon(moe_type type, const uint16_t *x) {
-    moe_lanes_neon v;
-    for (size_t i = 0; i < 4; i++) {
-        const uint16x4_t four = vld1_u16(x + 4 * i);
-        v.val[i] = type == MOE_TYPE_BF16 ? vreinterpretq_f32_u32(vshll_n_u16(four, 16))
-                                         : vcvt_f32_f16(vreinterpret_f16_u16(four));
-    }
-    return v;
-}
-#define moe_lanes_scaled_neon(x, y, t, n) moe_scale_neon(x, y, t)
-MOE_INLINE moe_lanes_neon moe_scale_neon(moe_lanes_neon x, moe_lanes_neon y, moe_lanes_neon t) {
-    for (size_t i = 0; i < 4; i++) {
-        const uint32x4_t power = vaddq_u32(vshlq_n_u32(vreinterpretq_u32_f32(t.val[i]), 23), vdupq_n_u32(127u << 23));
-        const uint32x4_t below = vcltq_f32(x.val[i], vdupq_n_f32(MOE_EXP_LOW));
-        y.val[i] = vmulq_f32(y.val[i], vreinterpretq_f32_u32(power));
-        y.val[i] = vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y.val[i]), below));
-    }
-    return y;
-}
-MOE_INLINE float moe_lanes_join_neon(moe_lanes_neon v) {
-    float32x4_t four = vaddq_f32(vaddq_f32(v.val[0], v.val[2]), vaddq_f32(v.val[1], v.val[3]));
-    float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+MOE_INLINE float moe_register_join_neon(float32x4_t v) {
+    const float32x2_t two = vadd_f32(vget_low_f32(v), vget_high_f32(v));
     return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
 }
-#define moe_lanes_put_neon(l, row, j, v, outputs) moe_linear_put(l, row, j, moe_lanes_join_neon((v)[0]))
-#define moe_lanes_max_few_neon moe_max_portable
-MOE_INLINE float moe_lanes_largest_neon(moe_lanes_neon v) {
-    float lane[MOE_LANES];
-    moe_lanes_store_neon(lane, v, MOE_LANES);
-    return moe_max_portable(lane, MOE_LANES);
-}
-MOE_INLINE float moe_lanes_largest_bits_neon(moe_lanes_neon v) {
-    uint32x4_t best = vreinterpretq_u32_f32(v.val[0]);
-    for (size_t i = 1; i < 4; i++) best = vmaxq_u32(best, vreinterpretq_u32_f32(v.val[i]));
-    return moe_from_bits(vmaxvq_u32(best));
-}
-/* Store 16 codes. For |x| < 2^22 the conversion rounds like moe_round. */
-MOE_INLINE void moe_lanes_codes_neon(moe_lanes_neon v, int8_t *q) {
-    int16x8_t low = vqmovn_high_s32(vqmovn_s32(vcvtnq_s32_f32(v.val[0])), vcvtnq_s32_f32(v.val[1]));
-    int16x8_t high = vqmovn_high_s32(vqmovn_s32(vcvtnq_s32_f32(v.val[2])), vcvtnq_s32_f32(v.val[3]));
+#define moe_register_largest_bits_neon(v) moe_from_bits(vmaxvq_u32(vreinterpretq_u32_f32(v)))
+/* For |x| < 2^22 the conversion rounds like moe_round. */
+MOE_INLINE void moe_register_codes_neon(const float32x4_t v[4], int8_t *q) {
+    int16x8_t low = vqmovn_high_s32(vqmovn_s32(vcvtnq_s32_f32(v[0])), vcvtnq_s32_f32(v[1]));
+    int16x8_t high = vqmovn_high_s32(vqmovn_s32(vcvtnq_s32_f32(v[2])), vcvtnq_s32_f32(v[3]));
     vst1q_s8(q, vqmovn_high_s16(vqmovn_s16(low), high));
 }
 MOE_INLINE void moe_lanes_code_sums_neon(const int8_t *q, int16_t sums[2]) {
@@ -4377,7 +4372,7 @@ MOE_INLINE void moe_lanes_code_sums_neon(const int8_t *q, int16_t sums[2]) {
 #define MOE_ISA neon
 #define MOE_ISA_STATIC static
 #define MOE_ISA_INLINE MOE_INLINE
-#define MOE_ISA_OUTPUTS 1
+#define MOE_ISA_REGISTERS 4
 #define MOE_ISA_FETCH(type, w) (void)(w) /* no prefetch, because its effect has not been measured */
 #include "moe.c"
 
@@ -4702,51 +4697,24 @@ MOE_UNUSED static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_OF(i8mm, mo
 
 /* ---- The 16 lanes: four registers ---- */
 
-typedef struct moe_lanes_simd128 {
-    v128_t val[4];
-} moe_lanes_simd128;
+typedef v128_t moe_register_simd128;
 
-#define MOE_FOUR_SIMD128(name, value)                                                                   \
-    MOE_INLINE moe_lanes_simd128 moe_lanes_##name##_simd128(moe_lanes_simd128 a, moe_lanes_simd128 b) { \
-        MOE_UNROLL_FOR (size_t i = 0; i < 4; i++) a.val[i] = value(a.val[i], b.val[i]);                 \
-        return a;                                                                                       \
-    }
-/* pmax(b, a) is a > b ? a : b. */
-#define MOE_MAX_SIMD128(a, b) wasm_f32x4_pmax(b, a)
-#define MOE_MIN_SIMD128(a, b) wasm_f32x4_pmin(b, a)
-MOE_FOUR_SIMD128(add, wasm_f32x4_add)
-MOE_FOUR_SIMD128(sub, wasm_f32x4_sub)
-MOE_FOUR_SIMD128(mul, wasm_f32x4_mul)
-MOE_FOUR_SIMD128(div, wasm_f32x4_div)
-MOE_FOUR_SIMD128(and, wasm_v128_and)
-MOE_FOUR_SIMD128(or, wasm_v128_or)
-MOE_FOUR_SIMD128(xor, wasm_v128_xor)
-MOE_FOUR_SIMD128(max_bits, wasm_i32x4_max)
-MOE_FOUR_SIMD128(max, MOE_MAX_SIMD128)
-MOE_FOUR_SIMD128(min, MOE_MIN_SIMD128)
-MOE_INLINE moe_lanes_simd128 moe_lanes_of_simd128(float x) {
-    const v128_t four = wasm_f32x4_splat(x);
-    return (moe_lanes_simd128){ { four, four, four, four } };
-}
-MOE_INLINE moe_lanes_simd128 moe_lanes_load_simd128(const float *x, size_t n) {
-    float tail[MOE_LANES] = { 0 };
-    moe_lanes_simd128 v;
-    if (n < MOE_LANES) x = memcpy(tail, x, n * sizeof *x);
-    MOE_UNROLL_FOR (size_t i = 0; i < 4; i++) v.val[i] = wasm_v128_load(x + 4 * i);
-    return v;
-}
-MOE_INLINE void moe_lanes_store_simd128(float *y, moe_lanes_simd128 v, size_t n) {
-    float tail[MOE_LANES], *to = n < MOE_LANES ? tail : y;
-    MOE_UNROLL_FOR (size_t i = 0; i < 4; i++) wasm_v128_store(to + 4 * i, v.val[i]);
-    if (n < MOE_LANES) memcpy(y, tail, n * sizeof *y);
-}
-MOE_INLINE moe_lanes_simd128 moe_lanes_of_ints_simd128(const int32_t *x) {
-    moe_lanes_simd128 v;
-    MOE_UNROLL_FOR (size_t i = 0; i < 4; i++) v.val[i] = wasm_f32x4_convert_i32x4(wasm_v128_load(x + 4 * i));
-    return v;
-}
-/* Convert four F16 or BF16 numbers, like moe_f16_to_f32. */
-MOE_INLINE v128_t moe_halves_simd128(moe_type type, const uint16_t *x) {
+#define moe_register_of_simd128 wasm_f32x4_splat
+#define moe_register_load_simd128 wasm_v128_load
+#define moe_register_store_simd128 wasm_v128_store
+#define moe_register_add_simd128 wasm_f32x4_add
+#define moe_register_sub_simd128 wasm_f32x4_sub
+#define moe_register_mul_simd128 wasm_f32x4_mul
+#define moe_register_div_simd128 wasm_f32x4_div
+#define moe_register_and_simd128 wasm_v128_and
+#define moe_register_or_simd128 wasm_v128_or
+#define moe_register_xor_simd128 wasm_v128_xor
+#define moe_register_max_bits_simd128 wasm_i32x4_max
+#define moe_register_max_simd128(a, b) wasm_f32x4_pmax(b, a) /* a > b ? a : b */
+#define moe_register_min_simd128(a, b) wasm_f32x4_pmin(b, a)
+#define moe_register_of_ints_simd128(x) wasm_f32x4_convert_i32x4(wasm_v128_load(x))
+/* Like moe_f16_to_f32. */
+MOE_INLINE v128_t moe_register_halves_simd128(moe_type type, const uint16_t *x) {
     const v128_t bits = wasm_i32x4_shl(wasm_u32x4_load16x4(x), 16);
     const v128_t magnitude = wasm_u32x4_shr(wasm_v128_and(bits, wasm_i32x4_splat(0x7fff0000)), 3);
     const v128_t number = wasm_f32x4_mul(magnitude, wasm_f32x4_splat(0x1p112f));
@@ -4755,44 +4723,25 @@ MOE_INLINE v128_t moe_halves_simd128(moe_type type, const uint16_t *x) {
     if (type == MOE_TYPE_BF16) return bits;
     return wasm_v128_or(wasm_v128_or(number, broken), wasm_v128_and(bits, wasm_f32x4_splat(-0.0f)));
 }
-MOE_INLINE moe_lanes_simd128 moe_lanes_halves_simd128(moe_type type, const uint16_t *x) {
-    moe_lanes_simd128 v;
-    MOE_UNROLL_FOR (size_t i = 0; i < 4; i++) v.val[i] = moe_halves_simd128(type, x + 4 * i);
-    return v;
+MOE_INLINE v128_t moe_register_scaled_simd128(v128_t x, v128_t y, v128_t t) {
+    const v128_t power = wasm_i32x4_add(wasm_i32x4_shl(t, 23), wasm_i32x4_splat(127 << 23));
+    return wasm_v128_andnot(wasm_f32x4_mul(y, power), wasm_f32x4_lt(x, wasm_f32x4_splat(MOE_EXP_LOW)));
 }
-#define moe_lanes_scaled_simd128(x, y, t, n) moe_scale_simd128(x, y, t)
-MOE_INLINE moe_lanes_simd128 moe_scale_simd128(moe_lanes_simd128 x, moe_lanes_simd128 y, moe_lanes_simd128 t) {
-    MOE_UNROLL_FOR (size_t i = 0; i < 4; i++) {
-        const v128_t power = wasm_i32x4_add(wasm_i32x4_shl(t.val[i], 23), wasm_i32x4_splat(127 << 23));
-        y.val[i] =
-            wasm_v128_andnot(wasm_f32x4_mul(y.val[i], power), wasm_f32x4_lt(x.val[i], wasm_f32x4_splat(MOE_EXP_LOW)));
-    }
-    return y;
-}
-MOE_INLINE float moe_lanes_join_simd128(moe_lanes_simd128 v) {
-    const v128_t four = wasm_f32x4_add(wasm_f32x4_add(v.val[0], v.val[2]), wasm_f32x4_add(v.val[1], v.val[3]));
-    const v128_t two = wasm_f32x4_add(four, wasm_i32x4_shuffle(four, four, 2, 3, 0, 1));
+MOE_INLINE float moe_register_join_simd128(v128_t v) {
+    const v128_t two = wasm_f32x4_add(v, wasm_i32x4_shuffle(v, v, 2, 3, 0, 1));
     return wasm_f32x4_extract_lane(two, 0) + wasm_f32x4_extract_lane(two, 1);
 }
-#define moe_lanes_put_simd128(l, row, j, v, outputs) moe_linear_put(l, row, j, moe_lanes_join_simd128((v)[0]))
-#define moe_lanes_max_few_simd128 moe_max_portable
-MOE_INLINE float moe_lanes_largest_simd128(moe_lanes_simd128 v) {
-    float lane[MOE_LANES];
-    moe_lanes_store_simd128(lane, v, MOE_LANES);
-    return moe_max_portable(lane, MOE_LANES);
+MOE_INLINE float moe_register_largest_bits_simd128(v128_t v) {
+    const v128_t two = wasm_i32x4_max(v, wasm_i32x4_shuffle(v, v, 2, 3, 0, 1));
+    return wasm_f32x4_extract_lane(wasm_i32x4_max(two, wasm_i32x4_shuffle(two, two, 1, 0, 3, 2)), 0);
 }
-MOE_INLINE float moe_lanes_largest_bits_simd128(moe_lanes_simd128 v) {
-    v128_t best = wasm_i32x4_max(wasm_i32x4_max(v.val[0], v.val[1]), wasm_i32x4_max(v.val[2], v.val[3]));
-    best = wasm_i32x4_max(best, wasm_i32x4_shuffle(best, best, 2, 3, 0, 1));
-    return wasm_f32x4_extract_lane(wasm_i32x4_max(best, wasm_i32x4_shuffle(best, best, 1, 0, 3, 2)), 0);
-}
-/* Store 16 codes, rounded like moe_round: truncation takes eight instructions on x86. */
-MOE_INLINE void moe_lanes_codes_simd128(moe_lanes_simd128 v, int8_t *q) {
-    MOE_UNROLL_FOR (size_t i = 0; i < 4; i++)
-        v.val[i] = wasm_i32x4_sub(wasm_f32x4_add(v.val[i], wasm_f32x4_splat(MOE_ROUND_MAGIC)),
-                                  wasm_f32x4_splat(MOE_ROUND_MAGIC));
-    wasm_v128_store(q, wasm_i8x16_narrow_i16x8(wasm_i16x8_narrow_i32x4(v.val[0], v.val[1]),
-                                               wasm_i16x8_narrow_i32x4(v.val[2], v.val[3])));
+/* Rounds like moe_round: truncation takes eight instructions on x86. */
+MOE_INLINE void moe_register_codes_simd128(const v128_t v[4], int8_t *q) {
+    const v128_t magic = wasm_f32x4_splat(MOE_ROUND_MAGIC);
+    v128_t codes[4];
+    MOE_UNROLL_FOR (size_t i = 0; i < 4; i++) codes[i] = wasm_i32x4_sub(wasm_f32x4_add(v[i], magic), magic);
+    wasm_v128_store(q, wasm_i8x16_narrow_i16x8(wasm_i16x8_narrow_i32x4(codes[0], codes[1]),
+                                               wasm_i16x8_narrow_i32x4(codes[2], codes[3])));
 }
 MOE_INLINE void moe_lanes_code_sums_simd128(const int8_t *q, int16_t sums[2]) {
     for (size_t i = 0; i < 2; i++, q += 32) {
@@ -4807,7 +4756,7 @@ MOE_INLINE void moe_lanes_code_sums_simd128(const int8_t *q, int16_t sums[2]) {
 #define MOE_ISA simd128
 #define MOE_ISA_STATIC static
 #define MOE_ISA_INLINE MOE_INLINE
-#define MOE_ISA_OUTPUTS 1
+#define MOE_ISA_REGISTERS 4
 #define MOE_ISA_FETCH(type, w) (void)(w) /* there is no prefetch */
 #include "moe.c"
 
