@@ -2542,86 +2542,68 @@ MOE_INLINE int32_t moe_taken(const moe_linear *l, size_t row) {
 
 typedef void (*moe_linear_fn)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1);
 
-/* Restrict a linear to rows from `row` on and to one block of 16 outputs. Stores the weights of the block in *w. */
-static moe_linear moe_linear_cut(const moe_linear *l, size_t row, size_t block, moe_matrix *w) {
+/* Restrict a linear to rows from `row` on and to outputs [first, first + count). Stores these weights in *w. */
+static moe_linear moe_linear_cut(const moe_linear *l, size_t row, size_t first, size_t count, moe_matrix *w) {
     moe_linear part = *l;
-    *w = moe_matrix_part(l->w, block * 16, 16);
+    *w = moe_matrix_part(l->w, first, count);
     part.w = w;
-    part.codes += row * moe_code_bytes(l->w->cols);
+    if (l->x) part.x += row * l->x_stride;
+    if (l->codes) part.codes += row * moe_code_bytes(l->w->cols);
     if (l->scales) part.scales += row;
-    part.y += row * l->y_stride + block * 16;
-    if (l->bias) part.bias += block * 16;
-    if (l->add) part.add += row * l->add_stride + block * 16;
+    if (l->y) part.y += row * l->y_stride + first;
+    if (l->bias) part.bias += first;
+    if (l->add) part.add += row * l->add_stride + first;
     if (l->floats) part.floats += row * 16;
     return part;
 }
 
-enum { MOE_CUT_ROWS = 64 };
-
-/* Compute a linear of any quantised format with the Q8 kernel `q8`, expanding COLS columns for MOE_CUT_ROWS rows. */
-static void moe_linear_expanded(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
-                                moe_linear_fn q8) {
-    enum { COLS = 1024 };
-    const size_t padded = l->w->cols_padded;
+/* Compute a linear of a quantised format with `products`, called for a range of columns of one block and up to ROWS
+ * rows at a time: 1024 columns expanded to Q8 or, without `expand`, 64 columns, which need sums of their own. */
+static void moe_linear_ranges(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
+                              moe_linear_fn products, int expand) {
+    enum { ROWS = 64, COLS = 1024 };
+    const size_t padded = l->w->cols_padded, range = expand ? COLS : MOE_Q8_COLS;
     int8_t panel[COLS * 16];
-    int32_t sums[MOE_CUT_ROWS * 16];
-    float floats[MOE_CUT_ROWS * 16];
+    int32_t sums[ROWS * 16];
+    float floats[ROWS * 16];
     for (size_t block = block0; block < block1; block++)
-        for (size_t row = row0; row < row1; row += MOE_CUT_ROWS) {
-            const size_t rows = moe_min(MOE_CUT_ROWS, row1 - row);
+        for (size_t row = row0; row < row1; row += ROWS) {
+            const size_t rows = moe_min(ROWS, row1 - row);
             moe_matrix w;
-            moe_linear part = moe_linear_cut(l, row, block, &w);
-            const int8_t *parts = w.parts;
-            w.type = MOE_TYPE_Q8, w.bits = 8, w.data = panel, w.subs = NULL;
+            moe_linear part = moe_linear_cut(l, row, block * 16, 16, &w);
+            const moe_matrix stored = w;
+            if (expand) w.type = MOE_TYPE_Q8, w.bits = 8, w.data = panel, w.subs = NULL;
             if (!moe_by_block(l)) part.carry = memset(sums, 0, rows * 16 * sizeof *sums);
-            else part.floats = memset(floats, 0, rows * 16 * sizeof *floats);
-            for (size_t k = 0; k < padded; k += COLS, part.codes += COLS) {
-                w.cols_padded = moe_min(COLS, padded - k);
-                if (parts) w.parts = parts + k / 64 * w.sides * 16;
-                moe_formats[l->w->type].expand(l->w, block, k, k + w.cols_padded, panel);
+            else if (!l->floats) part.floats = memset(floats, 0, rows * 16 * sizeof *floats);
+            for (size_t k = 0; k < padded; k += range, part.codes += range) {
+                w.cols_padded = moe_min(range, padded - k);
+                if (expand) moe_formats[l->w->type].expand(l->w, block, k, k + w.cols_padded, panel);
+                else w.data = (const char *)stored.data + k * 2 * w.bits;
+                if (w.subs) w.subs = stored.subs + k / 64 * w.sides * 16;
+                if (w.parts) w.parts = stored.parts + k / 64 * w.sides * 16;
                 part.sums_at = moe_sums_at(l) - k + k / MOE_CODE_GROUP * sizeof(int16_t);
                 part.scales_at = moe_scales_at(l) - k + k / MOE_Q8_COLS * sizeof(float);
-                part.more = k + COLS < padded;
-                q8(&part, 0, rows, 0, 1);
+                part.more = l->more || k + range < padded;
+                products(&part, 0, rows, 0, 1);
             }
         }
 }
 
-/* Compute a linear with `products`, called for 64 columns of 16 outputs at a time if every block needs its own sums. */
+/* Compute a linear with `products`, called for ranges of columns if these need their own sums. */
 static void moe_linear_blocks(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
                               moe_linear_fn products) {
-    float floats[MOE_CUT_ROWS * 16];
-    if (!moe_by_block(l)) {
-        products(l, row0, row1, block0, block1);
-        return;
-    }
-    for (size_t block = block0; block < block1; block++)
-        for (size_t row = row0; row < row1; row += MOE_CUT_ROWS) {
-            const size_t rows = moe_min(MOE_CUT_ROWS, row1 - row);
-            moe_matrix w;
-            moe_linear part = moe_linear_cut(l, row, block, &w);
-            if (!l->floats) part.floats = memset(floats, 0, rows * 16 * sizeof *floats);
-            w.cols_padded = MOE_Q8_COLS;
-            for (size_t k = 0; k < l->w->cols_padded; k += MOE_Q8_COLS, part.codes += MOE_Q8_COLS) {
-                part.sums_at = moe_sums_at(l) - k + k / MOE_CODE_GROUP * sizeof(int16_t);
-                part.scales_at = moe_scales_at(l) - k + k / MOE_Q8_COLS * sizeof(float);
-                part.more = l->more || k + MOE_Q8_COLS < l->w->cols_padded;
-                products(&part, 0, rows, 0, 1);
-                w.data = (const char *)w.data + 2 * MOE_Q8_COLS * w.bits;
-                if (w.subs) w.subs += w.sides * 16;
-                if (w.parts) w.parts += w.sides * 16;
-            }
-        }
+    if (moe_by_block(l)) moe_linear_ranges(l, row0, row1, block0, block1, products, 0);
+    else products(l, row0, row1, block0, block1);
 }
 
 /* Define an instruction set's linear, which uses `products` for 8-bit codes and formats up to `last`, expands other
  * quantised formats and multiplies float formats with the kernel of `rest`. */
-#define MOE_LINEAR_OF(name, rest, last, products)                                                                 \
-    static void moe_linear_##name(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {  \
-        const moe_type type = l->w->type;                                                                         \
-        if (l->w->bits == 8 || (type >= MOE_TYPE_Q8 && type <= MOE_TYPE_##last)) (products);                      \
-        else if (moe_type_quantised(type)) moe_linear_expanded(l, row0, row1, block0, block1, moe_linear_##name); \
-        else moe_linear_float_##rest(l, row0, row1, block0, block1);                                              \
+#define MOE_LINEAR_OF(name, rest, last, products)                                                                  \
+    static void moe_linear_##name(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {   \
+        const moe_type type = l->w->type;                                                                          \
+        if (l->w->bits == 8 || (type >= MOE_TYPE_Q8 && type <= MOE_TYPE_##last)) (products);                       \
+        else if (moe_type_quantised(type)) moe_linear_ranges(l, row0, row1, block0, block1, moe_linear_##name, 1); \
+        else moe_linear_float_##rest(l, row0, row1, block0, block1);                                               \
     }
 
 static void moe_linear_float_portable(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
@@ -7023,15 +7005,9 @@ typedef struct moe_cells {
 /* Compute outputs [first, first + count) of a product for `rows` rows from row0 on. If `onto` is set, add them to y. */
 static void moe_linear_piece(const moe_kernels *kernels, const moe_linear *l, size_t row0, size_t rows, size_t first,
                              size_t count, int onto, float *y, size_t y_stride, const void *next) {
-    const moe_matrix w = moe_matrix_part(l->w, first, count);
-    moe_linear piece = *l;
-    piece.w = &w;
+    moe_matrix w;
+    moe_linear piece = moe_linear_cut(l, row0, first, count, &w);
     piece.next = next;
-    if (l->x) piece.x += row0 * l->x_stride;
-    if (l->codes) piece.codes += row0 * moe_code_bytes(w.cols);
-    if (l->scales) piece.scales += row0;
-    if (l->bias) piece.bias += first;
-    if (l->add) piece.add += row0 * l->add_stride + first;
     if (onto) piece.add = y, piece.add_stride = y_stride;
     piece.y = y;
     piece.y_stride = y_stride;

@@ -970,7 +970,7 @@ TEST(linear_q8_of_a_large_matrix_is_the_same_on_every_isa) {
 
 static moe_linear_fn expanded_for;
 static void linear_by_expansion(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
-    moe_linear_expanded(l, row0, row1, block0, block1, expanded_for);
+    moe_linear_ranges(l, row0, row1, block0, block1, expanded_for, 1);
 }
 
 /* Formats without their own kernels are expanded to Q8. Test this for all formats, on all instruction sets. */
