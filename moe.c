@@ -6661,24 +6661,23 @@ static size_t moe_row_stride(size_t cols) {
     return stride % 256 ? stride : stride + 16;
 }
 
-/* Set source number `s` of a node to x, and extend the lifetimes of x and of the nodes that it views. */
-static void moe_add_source(const moe_graph *g, moe_node *t, size_t s, moe_node *x) {
-    for (moe_node *read = x; read; read = read->op == MOE_OP_VIEW ? read->src[0] : NULL)
-        read->last = moe_max(read->last, (size_t)(t - g->nodes));
-    t->src[s] = x; /* set after the loop, because x may be t if the graph is full */
-}
-
-/* Add a node with sources a and b, which may be NULL, and return it. */
-static moe_node *moe_add_node(moe_graph *g, moe_op op, moe_node *a, moe_node *b, size_t cols, const char *name) {
-    moe_node *t = &g->nodes[g->count < g->capacity ? g->count : g->capacity - 1];
-    *t = (moe_node){ .op = op, .cols = cols, .stride = moe_row_stride(cols), .last = g->count };
+/* Add a copy of a node, and extend the lifetimes of its sources and of the nodes that they view. */
+static moe_node *moe_add_node(moe_graph *g, const moe_node *node, const char *name) {
+    moe_node *t = &g->nodes[moe_min(g->count, g->capacity - 1)];
+    if (g->count == g->capacity) g->overflow = 1; /* the planner then rejects the graph */
+    if (g->overflow) return t;
+    *t = *node;
+    t->stride = moe_row_stride(t->cols);
+    t->last = g->count++;
     snprintf(t->name, sizeof t->name, "%s", name);
-    moe_add_source(g, t, 0, a);
-    moe_add_source(g, t, 1, b);
-    if (g->count >= g->capacity) g->overflow = 1; /* the planner then rejects the graph */
-    else g->count++;
+    for (size_t s = 0; s < MOE_COUNT(t->src); s++)
+        for (moe_node *read = t->src[s]; read; read = read->op == MOE_OP_VIEW ? read->src[0] : NULL)
+            read->last = moe_max(read->last, (size_t)(t - g->nodes));
     return t;
 }
+
+/* Add a node, given some of its members, and return it. */
+#define MOE_ADD_NODE(g, name, ...) moe_add_node(g, &(moe_node){ __VA_ARGS__ }, name)
 
 static int moe_is_codes(const moe_node *t) { return t->op == MOE_OP_QUANTISE; }
 
@@ -6725,7 +6724,7 @@ static void moe_softmax(const moe_kernels *kernels, const float *x, size_t n, fl
  * function writes only its node, its scratch and outputs of the frame, and threads divide outputs, never sums. */
 
 static moe_node *moe_op_input(moe_graph *g, size_t cols, const char *name) {
-    return moe_add_node(g, MOE_OP_INPUT, NULL, NULL, cols, name);
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_INPUT, .cols = cols);
 }
 
 static void moe_compute_input_row(const moe_run *run, const moe_node *t, size_t row) {
@@ -6734,9 +6733,7 @@ static void moe_compute_input_row(const moe_run *run, const moe_node *t, size_t 
 
 /* Add a node that computes table[id] * scale. */
 static moe_node *moe_op_embed(moe_graph *g, const moe_matrix *table, float scale, const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_EMBED, NULL, NULL, table->cols, name);
-    t->embed = (moe_embed_op){ table, NULL, scale };
-    return t;
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_EMBED, .cols = table->cols, .embed = { table, NULL, scale });
 }
 
 static void moe_compute_embed_row(const moe_run *run, const moe_node *t, size_t row) {
@@ -6751,7 +6748,7 @@ static void moe_compute_embed_row(const moe_run *run, const moe_node *t, size_t 
 /* Return the quantised form of x, which all readers of x share. */
 static moe_node *moe_op_quantise(moe_graph *g, moe_node *x) {
     if (!x->codes) {
-        x->codes = moe_add_node(g, MOE_OP_QUANTISE, x, NULL, x->cols, "");
+        x->codes = MOE_ADD_NODE(g, "", .op = MOE_OP_QUANTISE, .src = { x }, .cols = x->cols);
         x->codes->stride = moe_code_bytes(x->cols);
         snprintf(x->codes->name, sizeof x->codes->name, "%.40s.codes", x->name);
     }
@@ -6776,9 +6773,8 @@ static moe_node *moe_op_factor(moe_graph *g, const moe_matrix *w, moe_node *x) {
 /* Add a node that computes w x + bias, where bias may be NULL, or w x + the row of node `add`. */
 static moe_node *moe_op_linear(moe_graph *g, const moe_matrix *w, moe_node *x, const float *bias, moe_node *add,
                                const char *name) {
-    moe_node *input = moe_op_factor(g, w, x), *t = moe_add_node(g, MOE_OP_LINEAR, input, add, w->rows, name);
-    t->linear = (moe_linear_op){ w, bias, 0 };
-    return t;
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_LINEAR, .src = { moe_op_factor(g, w, x), add }, .cols = w->rows,
+                        .linear = { w, bias, 0 });
 }
 
 typedef struct moe_linear_job {
@@ -6836,9 +6832,7 @@ static void moe_compute_linear(const moe_run *run, const moe_node *t) {
 }
 
 static moe_node *moe_op_pointwise(moe_graph *g, moe_node *a, moe_node *b, int product, const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_POINTWISE, a, b, a->cols, name);
-    t->product = product;
-    return t;
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_POINTWISE, .src = { a, b }, .cols = a->cols, .product = product);
 }
 
 static void moe_compute_pointwise_row(const moe_run *run, const moe_node *t, size_t row) {
@@ -6854,7 +6848,7 @@ static void moe_compute_pointwise_row(const moe_run *run, const moe_node *t, siz
 }
 
 static moe_node *moe_op_concat(moe_graph *g, moe_node *a, moe_node *b, const char *name) {
-    return moe_add_node(g, MOE_OP_CONCAT, a, b, a->cols + b->cols, name);
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_CONCAT, .src = { a, b }, .cols = a->cols + b->cols);
 }
 
 static void moe_compute_concat_row(const moe_run *run, const moe_node *t, size_t row) {
@@ -6865,9 +6859,7 @@ static void moe_compute_concat_row(const moe_run *run, const moe_node *t, size_t
 }
 
 static moe_node *moe_op_unary(moe_graph *g, moe_unary what, moe_node *x, const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_UNARY, x, NULL, x->cols, name);
-    t->unary = what;
-    return t;
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_UNARY, .src = { x }, .cols = x->cols, .unary = what);
 }
 
 static void moe_compute_unary_row(const moe_run *run, const moe_node *t, size_t row) {
@@ -6875,17 +6867,14 @@ static void moe_compute_unary_row(const moe_run *run, const moe_node *t, size_t 
 }
 
 static moe_node *moe_op_view(moe_graph *g, moe_node *x, size_t column, size_t cols, const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_VIEW, x, NULL, cols, name);
-    t->column = column;
+    moe_node *t = MOE_ADD_NODE(g, name, .op = MOE_OP_VIEW, .src = { x }, .cols = cols, .column = column);
     t->stride = x->stride;
     return t;
 }
 
 /* Ba et al. 2016 (arXiv 1607.06450): (x - mean) / sqrt(variance + epsilon) * weight + bias. RMS norms use mean 0. */
 static moe_node *moe_op_norm(moe_graph *g, const moe_norm_op *norm, moe_node *x, const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_NORM, x, NULL, x->cols, name);
-    t->norm = *norm;
-    return t;
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_NORM, .src = { x }, .cols = x->cols, .norm = *norm);
 }
 
 static void moe_compute_norm_row(const moe_run *run, const moe_node *t, size_t row) {
@@ -6893,9 +6882,7 @@ static void moe_compute_norm_row(const moe_run *run, const moe_node *t, size_t r
 }
 
 static moe_node *moe_op_rotary(moe_graph *g, const moe_rotary_op *op, moe_node *x, const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_ROTARY, x, NULL, x->cols, name);
-    t->rotary = *op;
-    return t;
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_ROTARY, .src = { x }, .cols = x->cols, .rotary = *op);
 }
 
 static void moe_rotary(const float *table, const float *x, size_t half, float *y) {
@@ -6931,9 +6918,8 @@ static void moe_compute_rotary_row(const moe_run *run, const moe_node *t, size_t
  * the stores to the same rows, so no second buffer is needed. */
 
 static moe_node *moe_op_gather(moe_graph *g, float *rows, size_t cols, const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_GATHER, NULL, NULL, cols, name);
-    t->carried = (moe_carried_op){ MOE_BY_PARENT, { MOE_TYPE_F32, cols, cols }, rows };
-    return t;
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_GATHER, .cols = cols,
+                        .carried = { MOE_BY_PARENT, { MOE_TYPE_F32, cols, cols }, rows });
 }
 
 static void moe_compute_gather_row(const moe_run *run, const moe_node *t, size_t row) {
@@ -6943,9 +6929,8 @@ static void moe_compute_gather_row(const moe_run *run, const moe_node *t, size_t
 }
 
 static moe_node *moe_op_store(moe_graph *g, moe_node *x, moe_carry by, float *rows, const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_STORE, x, NULL, x->cols, name);
-    t->carried = (moe_carried_op){ by, { MOE_TYPE_F32, x->cols, x->cols }, rows };
-    return t;
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_STORE, .src = { x }, .cols = x->cols,
+                        .carried = { by, { MOE_TYPE_F32, x->cols, x->cols }, rows });
 }
 
 static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t row) {
@@ -6977,10 +6962,8 @@ static size_t moe_cell_floats(size_t rows, size_t hidden) {
 static moe_node *moe_op_lstm_step(moe_graph *g, const moe_cell *cell, moe_node *x, moe_node *r, moe_node *c,
                                   const char *name) {
     moe_node *x_input = moe_op_factor(g, &cell->w_x, x), *r_input = moe_op_factor(g, &cell->w_r, r);
-    moe_node *t = moe_add_node(g, MOE_OP_LSTM_STEP, x_input, r_input, 2 * cell->hidden, name);
-    moe_add_source(g, t, 2, c);
-    t->lstm.cell = cell;
-    return t;
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_LSTM_STEP, .src = { x_input, r_input, c }, .cols = 2 * cell->hidden,
+                        .lstm = { .cell = cell });
 }
 
 static void moe_lstm_step_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
@@ -7072,9 +7055,8 @@ static void moe_compute_lstm_step(const moe_run *run, const moe_node *t) {
 
 /* Add a node for an LSTM layer in one direction over packed sentences; zx = w_x x + bias, [T, 4H]. */
 static moe_node *moe_op_lstm_layer(moe_graph *g, const moe_cell *cell, int backward, moe_node *zx, const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_LSTM_LAYER, zx, NULL, cell->state, name);
-    t->lstm = (moe_lstm_op){ cell, backward, NULL, NULL };
-    return t;
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_LSTM_LAYER, .src = { zx }, .cols = cell->state,
+                        .lstm = { .cell = cell, .backward = backward });
 }
 
 static void moe_lstm_layer_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
@@ -7141,9 +7123,7 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_node *t) {
 /* SSRU (Kim et al. 2019, D19-5632): c' = f c + (1 - f) u, y = relu(c'). c is the gathered row of the previous step.
  * Rows of given tokens, which follow their sentence's first row, take c from the row above; no product reads c. */
 static moe_node *moe_op_ssru(moe_graph *g, moe_node *u, moe_node *f, moe_node *c, const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_SSRU, u, f, 2 * u->cols, name);
-    moe_add_source(g, t, 2, c);
-    return t;
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_SSRU, .src = { u, f, c }, .cols = 2 * u->cols);
 }
 
 static void moe_compute_ssru_row(const moe_run *run, const moe_node *t, size_t row) {
@@ -7164,7 +7144,7 @@ static void moe_compute_ssru_row(const moe_run *run, const moe_node *t, size_t r
 
 /* Add a node for the mean of a sentence's rows so far. Its `sum` is carried from step to step like the c of an SSRU. */
 static moe_node *moe_op_average(moe_graph *g, moe_node *x, moe_node *sum, const char *name) {
-    return moe_add_node(g, MOE_OP_AVERAGE, x, sum, 2 * x->cols, name);
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_AVERAGE, .src = { x, sum }, .cols = 2 * x->cols);
 }
 
 static void moe_compute_average_row(const moe_run *run, const moe_node *t, size_t row) {
@@ -7186,9 +7166,8 @@ static void moe_compute_average_row(const moe_run *run, const moe_node *t, size_
 /* Add Gated DeltaNet for x. A row is [y | convolved q, k, v | decay of each head | beta of each head]. Rows of given
  * tokens, which follow their sentence's first row, continue its state in this run. */
 static moe_node *moe_op_delta(moe_graph *g, const moe_delta_op *op, moe_node *x, const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_DELTA, x, NULL, op->values + op->conv_cols + 2 * op->heads, name);
-    t->delta = *op;
-    return t;
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_DELTA, .src = { x }, .cols = op->values + op->conv_cols + 2 * op->heads,
+                        .delta = *op);
 }
 
 static void moe_delta_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
@@ -7286,9 +7265,8 @@ static void moe_compute_delta(const moe_run *run, const moe_node *t) {
  * or holds the contexts of the previous step, which are copied except for rows that start a sentence. */
 static moe_node *moe_op_attention(moe_graph *g, const moe_attention_op *attention, moe_node *query, moe_node *before,
                                   size_t width, const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_ATTENTION, query, before, width, name);
-    t->attention = *attention;
-    return t;
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_ATTENTION, .src = { query, before }, .cols = width,
+                        .attention = *attention);
 }
 
 static void moe_attention_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
@@ -7328,15 +7306,14 @@ static void moe_compute_attention_row(const moe_run *run, const moe_node *t, siz
 /* Add multi-head attention; moe_heads_op explains `within` and `rows`. */
 static moe_node *moe_op_heads(moe_graph *g, size_t heads, size_t share, int within, const float *rows,
                               moe_node *queries, size_t cols, const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_HEADS, queries, NULL, cols, name);
     const size_t width = cols / heads;
-    t->heads = (moe_heads_op){ .heads = heads,
-                               .share = share,
-                               .within = within,
-                               .keep = { MOE_TYPE_F32, 2 * cols / share, width },
-                               .rows = rows,
-                               .scale = 1.0f / sqrtf((float)width) };
-    return t;
+    const moe_heads_op op = { .heads = heads,
+                              .share = share,
+                              .within = within,
+                              .keep = { MOE_TYPE_F32, 2 * cols / share, width },
+                              .rows = rows,
+                              .scale = 1.0f / sqrtf((float)width) };
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_HEADS, .src = { queries }, .cols = cols, .heads = op);
 }
 
 enum { MOE_HEADS_ROWS = 4 };   /* rows per task; rows of one sentence read the same keys and values */
@@ -7503,8 +7480,8 @@ static moe_node *moe_op_gate(moe_graph *g, const moe_gating *gating, moe_node *x
     const size_t groups = grouped ? second->cols : 1;
     const moe_gate kind = g->gating ? (moe_gate)(g->gating - 1) : gating->kind;
     const size_t capacity = (kind == MOE_GATE_TOPK ? gating->k : gating->level) * (grouped ? second->gate.capacity : 1);
-    moe_node *t = moe_add_node(g, MOE_OP_GATE, x, second, groups * gating->level, name);
-    t->gate = (moe_gate_op){ gating, kind, grouped, capacity, layer };
+    moe_node *t = MOE_ADD_NODE(g, name, .op = MOE_OP_GATE, .src = { x, second }, .cols = groups * gating->level,
+                               .gate = { gating, kind, grouped, capacity, layer });
     t->stride = moe_row_stride(2 + 2 * capacity);
     if (g->routed) t->last = SIZE_MAX; /* the session reads selections after the run */
     g->mixes |= kind == MOE_GATE_BATCHWISE;
@@ -7761,9 +7738,8 @@ static int moe_run_failed(const moe_run *run) {
 
 static moe_node *moe_op_experts(moe_graph *g, const moe_experts *experts, moe_node *x, moe_node *gate,
                                 const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_EXPERTS, moe_op_factor(g, &experts->up, x), gate, x->cols, name);
-    t->experts = experts;
-    return t;
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_EXPERTS, .src = { moe_op_factor(g, &experts->up, x), gate },
+                        .cols = x->cols, .experts = experts);
 }
 
 /* Verify the slab of an expert if necessary; returns 0 if it is damaged. The session reports damage after the run. */
@@ -8103,9 +8079,7 @@ static void moe_trace_sizes(const moe_run *run, const moe_node *t, moe_trace_fn 
 
 /* Add a node that computes the weighted sum of linear experts, whose outputs are concatenated in x. */
 static moe_node *moe_op_mix(moe_graph *g, size_t cols, float scale, moe_node *x, moe_node *gate, const char *name) {
-    moe_node *t = moe_add_node(g, MOE_OP_MIX, x, gate, cols, name);
-    t->scale = scale;
-    return t;
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_MIX, .src = { x, gate }, .cols = cols, .scale = scale);
 }
 
 static void moe_compute_mix_row(const moe_run *run, const moe_node *t, size_t row) {
@@ -8119,9 +8093,8 @@ static void moe_compute_mix_row(const moe_run *run, const moe_node *t, size_t ro
 enum { MOE_OUTPUT_ROWS = 64 }; /* maximum rows of a task, which computes MOE_OUTPUT_CHUNK tokens */
 
 static void moe_op_output(moe_graph *g, const moe_output_op *output, moe_node *x) {
-    moe_node *t =
-        moe_add_node(g, MOE_OP_OUTPUT, moe_op_factor(g, output->w, x), NULL, output->w->rows, "decoder.logits");
-    t->output = *output;
+    moe_node *t = MOE_ADD_NODE(g, "decoder.logits", .op = MOE_OP_OUTPUT, .src = { moe_op_factor(g, output->w, x) },
+                               .cols = output->w->rows, .output = *output);
     if (!g->traced && !g->changed) t->stride = 0;
 }
 
