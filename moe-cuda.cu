@@ -2052,7 +2052,7 @@ static void moe_launch_linear(moe_device *d, const moe_launch *l) {
     moe_products p = moe_products_of(&l->b->w, l->s0, l->rows);
     p.bias = l->b->bias;
     p.relu = n->linear.relu;
-    moe_multiply_rows(d, p, l->x1, l->s1 ? l->s1->stride : 0, l->y, n->stride);
+    moe_multiply_rows(d, p, NULL, 0, l->y, n->stride);
 }
 
 /* ---- Recurrences ---- */

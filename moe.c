@@ -1067,7 +1067,7 @@ static void moe_drop_temporary(moe_output *o, int keep) {
     X(INPUT, input, ROWS, 1)         /* rows of the frame's inputs */                                        \
     X(EMBED, embed, ROWS, 1)         /* ids -> rows of an embedding, times scale */                          \
     X(QUANTISE, quantise, ROWS, 1)   /* rows -> int8 codes and a scale per row or 64 columns */              \
-    X(LINEAR, linear, WHOLE, 0)      /* x -> w x + bias, or w x + another node's row */                      \
+    X(LINEAR, linear, WHOLE, 0)      /* x -> w x + bias */                                                   \
     X(POINTWISE, pointwise, ROWS, 1) /* elementwise a + b or a b; b may be one number per row */             \
     X(CONCAT, concat, ROWS, 1)                                                                               \
     X(UNARY, unary, ROWS, 16)                 /* an activation */                                            \
@@ -1248,7 +1248,7 @@ typedef struct moe_embed_op {
 
 typedef struct moe_linear_op {
     const moe_matrix *w;
-    const float *bias; /* [w->rows] or NULL; unused if src[1] is added */
+    const float *bias; /* [w->rows] or NULL */
     int relu;
 } moe_linear_op;
 
@@ -6770,10 +6770,9 @@ static moe_node *moe_op_factor(moe_graph *g, const moe_matrix *w, moe_node *x) {
     return moe_type_quantised(w->type) ? moe_op_quantise(g, x) : x;
 }
 
-/* Add a node that computes w x + bias, where bias may be NULL, or w x + the row of node `add`. */
-static moe_node *moe_op_linear(moe_graph *g, const moe_matrix *w, moe_node *x, const float *bias, moe_node *add,
-                               const char *name) {
-    return MOE_ADD_NODE(g, name, .op = MOE_OP_LINEAR, .src = { moe_op_factor(g, w, x), add }, .cols = w->rows,
+/* Add a node that computes w x + bias, where bias may be NULL. */
+static moe_node *moe_op_linear(moe_graph *g, const moe_matrix *w, moe_node *x, const float *bias, const char *name) {
+    return MOE_ADD_NODE(g, name, .op = MOE_OP_LINEAR, .src = { moe_op_factor(g, w, x) }, .cols = w->rows,
                         .linear = { w, bias, 0 });
 }
 
@@ -6824,10 +6823,6 @@ static void moe_compute_linear(const moe_run *run, const moe_node *t) {
     moe_linear l = moe_linear_from(t->linear.w, t->src[0], 0, t->data, t->stride);
     l.bias = t->linear.bias;
     l.relu = t->linear.relu;
-    if (t->src[1]) {
-        l.add = t->src[1]->data;
-        l.add_stride = t->src[1]->stride;
-    }
     moe_linear_run(run, &l, run->frame->rows);
 }
 
@@ -8873,7 +8868,7 @@ static moe_name moe_name_of(const moe_layer *layer, const char *part) {
 
 static moe_node *moe_build_affine(moe_builder *b, const moe_layer *layer, const moe_affine *w, moe_node *x,
                                   const char *part) {
-    return moe_op_linear(b->g, &w->w, x, w->bias, NULL, MOE_PART(part));
+    return moe_op_linear(b->g, &w->w, x, w->bias, MOE_PART(part));
 }
 
 static int moe_norms_input(const moe_layer *layer) {
@@ -8968,7 +8963,7 @@ static moe_node *moe_build_lstm_layer(moe_builder *b, const moe_layer *layer, mo
     for (int d = 0; d <= l->bidirectional; d++) {
         const moe_cell *cell = &l->cell[d];
         const moe_carried *begins = l->begins && d == l->bidirectional ? moe_carried_of(b, l->begins) : NULL;
-        y[d] = moe_op_linear(b->g, &cell->w_x, x, cell->bias, NULL, MOE_PART(d ? "bwd.input" : "fwd.input"));
+        y[d] = moe_op_linear(b->g, &cell->w_x, x, cell->bias, MOE_PART(d ? "bwd.input" : "fwd.input"));
         y[d] = moe_op_lstm_layer(b->g, cell, d, y[d], MOE_PART(d ? "bwd" : "fwd"));
         if (!begins || !begins->rows) continue;
         y[d]->lstm.last_r = begins[MOE_LSTM_R].rows + b->first * cell->state;
@@ -8986,7 +8981,7 @@ static moe_node *moe_build_lstm(moe_builder *b, const moe_layer *layer, moe_node
     if (layer->lstm.context) x = moe_op_concat(b->g, x, b->contexts[layer->lstm.context], MOE_PART("input"));
     x = moe_op_lstm_step(b->g, cell, x, state[MOE_LSTM_R].node, state[MOE_LSTM_C].node, MOE_PART("cell"));
     moe_node *r = moe_op_view(b->g, x, 0, cell->hidden, MOE_PART("h"));
-    if (cell->w_proj.rows) r = moe_op_linear(b->g, &cell->w_proj, r, NULL, NULL, MOE_PART("r_next"));
+    if (cell->w_proj.rows) r = moe_op_linear(b->g, &cell->w_proj, r, NULL, MOE_PART("r_next"));
     moe_build_store(b, layer, MOE_LSTM_R, r);
     moe_build_store(b, layer, MOE_LSTM_C, moe_op_view(b->g, x, cell->hidden, cell->hidden, MOE_PART("c_next")));
     return r;
@@ -9133,11 +9128,11 @@ static void moe_bind_mixture(moe_reader *r, moe_layer *layer) {
 static moe_node *moe_build_flat_gate(moe_builder *b, const moe_layer *layer, int parent, moe_node *x) {
     const moe_gating *gating = parent ? &layer->mixture.parent : &layer->mixture.gate;
     moe_node *logits =
-        moe_op_linear(b->g, &gating->weight, x, gating->bias, NULL, MOE_PART(parent ? "parent.logits" : "gate.logits"));
+        moe_op_linear(b->g, &gating->weight, x, gating->bias, MOE_PART(parent ? "parent.logits" : "gate.logits"));
     moe_node *noise = NULL;
     logits->linear.relu = gating->relu;
     if (b->g->noise)
-        noise = moe_op_linear(b->g, &gating->noise, x, NULL, NULL, MOE_PART(parent ? "parent.noise" : "gate.noise"));
+        noise = moe_op_linear(b->g, &gating->noise, x, NULL, MOE_PART(parent ? "parent.noise" : "gate.noise"));
     return moe_op_gate(b->g, gating, logits, noise, 0, parent ? NULL : layer->name,
                        MOE_PART(parent ? "parent" : "gate"));
 }
@@ -9167,7 +9162,7 @@ static moe_node *moe_build_mixture(moe_builder *b, const moe_layer *layer, moe_n
     }
     moe_node *shared = m->shared_hidden ? moe_build_units(b, layer, &m->shared, 1, x) : NULL;
     if (m->shared_scale.rows) {
-        x = moe_op_linear(b->g, &m->shared_scale, x, NULL, NULL, MOE_PART("shared.logit"));
+        x = moe_op_linear(b->g, &m->shared_scale, x, NULL, MOE_PART("shared.logit"));
         x = moe_op_unary(b->g, MOE_UNARY_SIGMOID, x, MOE_PART("shared.scale"));
         shared = moe_op_pointwise(b->g, shared, x, 1, MOE_PART("shared.scaled"));
     }
@@ -9494,7 +9489,7 @@ static void moe_bind_attention(moe_reader *r, moe_layer *layer) {
 static void moe_keep_attention(moe_builder *b, const moe_layer *layer, moe_node *x) {
     const moe_attention_layer *a = &layer->attention;
     moe_build_store(b, layer, MOE_ATTENTION_VALUES, x);
-    x = moe_op_linear(b->g, &a->w_key, x, NULL, NULL, "encoder.keys");
+    x = moe_op_linear(b->g, &a->w_key, x, NULL, "encoder.keys");
     if (a->product) x = moe_op_unary(b->g, MOE_UNARY_TANH, x, "encoder.tanh_keys");
     moe_build_store(b, layer, MOE_ATTENTION_KEYS, x);
 }
@@ -9505,7 +9500,7 @@ static moe_node *moe_build_context(moe_builder *b, const moe_layer *layer, moe_n
     const moe_carried *carried = moe_carried_of(b, layer);
     const moe_attention_op op = { a->product, a->start_zero && !a->current, a->v, carried[MOE_ATTENTION_KEYS].rows,
                                   carried[MOE_ATTENTION_VALUES].rows };
-    query = moe_op_linear(b->g, &a->w_query, query, a->bias, NULL, before ? "decoder.first_query" : "decoder.query");
+    query = moe_op_linear(b->g, &a->w_query, query, a->bias, before ? "decoder.first_query" : "decoder.query");
     if (a->product) query = moe_op_unary(b->g, MOE_UNARY_TANH, query, "decoder.tanh_query");
     return moe_op_attention(b->g, &op, query, before, layer->out, before ? "decoder.first_context" : "decoder.context");
 }

@@ -896,7 +896,7 @@ static void build_layer(layer_bench *b) {
         z = moe_op_lstm_step(g, &s->cell, x, r, c, "lstm.cell");
         c = moe_op_view(g, z, s->hidden, s->hidden, "lstm.c_next");
         r = moe_op_view(g, z, 0, s->hidden, "lstm.h");
-        r = moe_op_linear(g, &s->cell.w_proj, r, NULL, NULL, "lstm.r_next");
+        r = moe_op_linear(g, &s->cell.w_proj, r, NULL, "lstm.r_next");
         moe_op_store(g, r, MOE_BY_PARENT, s->r, "lstm.r_store");
         moe_op_store(g, c, MOE_BY_PARENT, s->c, "lstm.c_store");
         return;
@@ -905,7 +905,7 @@ static void build_layer(layer_bench *b) {
     if (strcmp(s->what, "moe") == 0) moe_build_layer(&builder, &s->layer, x);
     else if (strcmp(s->what, "attention") == 0) moe_op_attention(g, &s->attention, x, NULL, s->width, "attention");
     else if (strcmp(s->what, "softmax") == 0) moe_op_output(g, &output, x);
-    else moe_op_linear(g, &s->dense, x, NULL, NULL, s->what);
+    else moe_op_linear(g, &s->dense, x, NULL, s->what);
 }
 
 /* Start the clock after the last input node. */

@@ -182,7 +182,7 @@ static void pack_slab(moe_type type, size_t hidden, size_t width, const float *x
     pack_rows(type, width, hidden, x + hidden * width, to + down);
 }
 
-/* Graph: embed -> linear with bias, with and without relu -> linear plus another node -> sigmoid, tanh, swish, gelu,
+/* Graph: embed -> linear with bias, with and without relu -> linear -> sigmoid, tanh, swish, gelu,
  * norm, add, concat, view */
 typedef struct linears {
     moe_matrix table, first, second, positions;
@@ -195,9 +195,9 @@ static void build_linears(moe_graph *g, void *user, void *states) {
     const moe_norm_op norm = { l->bias, l->bias + l->first.rows, 1e-5f, 0 };
     (void)states;
     if (l->positions.rows) x->embed.positions = &l->positions;
-    y = moe_op_linear(g, &l->first, x, l->bias, NULL, "y");
-    moe_op_linear(g, &l->first, x, l->bias, NULL, "relu")->linear.relu = 1;
-    z = moe_op_linear(g, &l->second, x, NULL, y, "z");
+    y = moe_op_linear(g, &l->first, x, l->bias, "y");
+    moe_op_linear(g, &l->first, x, l->bias, "relu")->linear.relu = 1;
+    z = moe_op_linear(g, &l->second, x, NULL, "z");
     moe_op_unary(g, MOE_UNARY_SWISH, moe_op_norm(g, &norm, z, "norm"), "swish of norm");
     moe_op_unary(g, MOE_UNARY_SWISH, z, "swish");
     moe_op_unary(g, MOE_UNARY_GELU, z, "gelu");
@@ -387,13 +387,13 @@ static void build_hierarchy(moe_graph *g, void *user, void *states) {
              *features = x, *gate;
     (void)states;
     if (h->features.rows) {
-        features = moe_op_linear(g, &h->features, x, h->features_bias, NULL, "features");
+        features = moe_op_linear(g, &h->features, x, h->features_bias, "features");
         features->linear.relu = 1;
     }
     gate = moe_op_gate(g, &h->parent, logits, NULL, 0, NULL, "parent");
     gate = moe_op_gate(g, &h->gate, features, gate, 1, NULL, "gate");
     moe_op_experts(g, e, x, gate, "experts");
-    moe_op_mix(g, e->hidden, e->scale, moe_op_linear(g, &h->stack, x, h->stack_bias, NULL, "stack"), gate, "mix");
+    moe_op_mix(g, e->hidden, e->scale, moe_op_linear(g, &h->stack, x, h->stack_bias, "stack"), gate, "mix");
 }
 
 TEST(two_levels_equal_the_cpu) {

@@ -215,7 +215,7 @@ static void check_linear(const golden *g, const char *name, const moe_kernels *k
          y = need_part(g, name, "y");
     moe_matrix m = matrix(w);
     bench *b = new_bench(x.rows, 1);
-    run_bench(b, moe_op_linear(&b->graph, &m, input(b, x.data, x.cols), bias.data, NULL, "y"), kernels);
+    run_bench(b, moe_op_linear(&b->graph, &m, input(b, x.data, x.cols), bias.data, "y"), kernels);
     expect_close(name, b->out, y.data, y.rows * y.cols, op_tolerance);
     free_bench(b);
 }
@@ -255,7 +255,7 @@ static void check_lstm_step(const golden *g, const char *name, const moe_kernels
         moe_node *in = input(b, x.data, x.cols), *before = input(b, r.data, r.cols), *y;
         y = moe_op_lstm_step(&b->graph, &cell, in, before, input(b, c.data, c.cols), "cell");
         y = moe_op_view(&b->graph, y, next_c ? cell.hidden : 0, cell.hidden, "part");
-        if (!next_c && cell.w_proj.rows) y = moe_op_linear(&b->graph, &cell.w_proj, y, NULL, NULL, "r");
+        if (!next_c && cell.w_proj.rows) y = moe_op_linear(&b->graph, &cell.w_proj, y, NULL, "r");
         run_bench(b, y, kernels);
         expect_close(name, b->out, next_c ? c_out.data : r_out.data,
                      next_c ? c_out.rows * c_out.cols : r_out.rows * r_out.cols, op_tolerance);
@@ -302,8 +302,7 @@ static void check_lstm_layer(const golden *g, const char *name, const moe_kernel
         permute(x.data, x.rows, x.cols, row_of, packed, 0);
         run_bench(b,
                   moe_op_lstm_layer(&b->graph, &cell, backward,
-                                    moe_op_linear(&b->graph, &cell.w_x, input(b, packed, x.cols), cell.bias, NULL,
-                                                  "zx"),
+                                    moe_op_linear(&b->graph, &cell.w_x, input(b, packed, x.cols), cell.bias, "zx"),
                                     "layer"),
                   kernels);
         permute(b->out, y.rows, y.cols, row_of, unpacked, 1);
@@ -356,7 +355,7 @@ static void check_attention(const golden *g, const char *name, const moe_kernels
                                              .bias = bias.data } };
     bench *b = new_bench(memory.rows, 1);
     moe_node *t;
-    t = moe_op_linear(&b->graph, &layer.attention.w_key, input(b, memory.data, memory.cols), NULL, NULL, "keys");
+    t = moe_op_linear(&b->graph, &layer.attention.w_key, input(b, memory.data, memory.cols), NULL, "keys");
     if (layer.attention.product) t = moe_op_unary(&b->graph, MOE_UNARY_TANH, t, "tanh");
     run_bench(b, t, kernels);
     memcpy(keys, b->out, memory.rows * w_key.rows * sizeof *keys);
