@@ -385,7 +385,8 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
 
 /* ==== 4. Platform =============================================================================================
  * All calls to the operating system except those of C and of POSIX threads. There are variants for POSIX, Windows and
- * WebAssembly (WASI). Paths are UTF-8. Invariant: later sections contain no code for a single system. */
+ * WebAssembly (WASI); comments that apply to all precede the first. Paths are UTF-8. Invariant: later sections contain
+ * no code for a single system. */
 
 static uint64_t moe_nanoseconds(void) {
     struct timespec now = { 0, 0 };
@@ -488,7 +489,6 @@ static void moe_forget_pages(int fd, uint64_t from, size_t bytes) { (void)fd, (v
 
 #else
 
-/* Open a file for reading. Returns its descriptor; -1 and errno on failure. */
 static int moe_open_path(const char *path) {
     return open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: do not wait for a FIFO's writer */
 }
@@ -503,7 +503,6 @@ static int moe_share_descriptor(int fd) {
 }
 static void moe_close_descriptor(int fd) { close(fd); }
 
-/* Get the status of a file. Returns 0 if it is not a regular file. */
 static int moe_file_state(int fd, moe_file_status *out) {
     struct stat s;
     if (fstat(fd, &s) != 0 || !S_ISREG(s.st_mode) || s.st_size < 0) return 0;
@@ -516,12 +515,10 @@ static int moe_file_state(int fd, moe_file_status *out) {
     return 1;
 }
 
-/* Read at most 1 GB at an offset. Returns the number of bytes, 0 at the end of the file; -1 and errno on failure. */
 static int64_t moe_read_some(int fd, char *data, size_t bytes, uint64_t from) {
     return pread(fd, data, moe_min(bytes, (size_t)1 << 30), (off_t)from);
 }
 
-/* Let reads bypass the page cache or not. Returns 1 on success. */
 static int moe_bypass_cache(int fd, int on) {
 #if defined(F_NOCACHE)
     return fcntl(fd, F_NOCACHE, on) != -1;
@@ -628,10 +625,8 @@ static void moe_unmap(void *data, size_t bytes) { (void)bytes, free(data); }
 
 #else
 
-/* Return the alignment of the offsets of moe_map_file. */
 static size_t moe_map_alignment(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 
-/* Map `bytes` of zeroed memory. Returns NULL and sets errno on failure. */
 static void *moe_map_memory(size_t bytes) {
     void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) return NULL;
@@ -639,13 +634,11 @@ static void *moe_map_memory(size_t bytes) {
     return data;
 }
 
-/* Map `bytes` bytes of a file at an aligned offset for reading. Returns NULL and sets errno on failure. */
 static void *moe_map_file(int fd, uint64_t from, size_t bytes) {
     void *data = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, (off_t)from);
     return data == MAP_FAILED ? NULL : data;
 }
 
-/* Make mapped memory read-only, so that a wrong pointer cannot change a model. */
 static void moe_protect(void *data, size_t bytes) { mprotect(data, bytes, PROT_READ); }
 static void moe_unmap(void *data, size_t bytes) { munmap(data, bytes); }
 
@@ -684,7 +677,6 @@ static uint64_t moe_available_memory(uint64_t held) {
 
 #else
 
-/* Return the size of the first-level data cache in bytes; 0 if unknown. */
 static size_t moe_l1_bytes(void) {
 #if defined(_SC_LEVEL1_DCACHE_SIZE)
     const long bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
@@ -969,8 +961,6 @@ static int moe_follow_links(moe_output *o) {
     return errno == EINVAL || errno == ENOENT; /* not a link, or does not exist */
 }
 
-/* Find the target of a path, and check that a file of `bytes` bytes may replace it. Returns 0, errno, or -1 if the
- * target is not a regular file. */
 static int moe_find_target(moe_output *o, uint64_t bytes) {
     struct stat old;
     const int exists = stat(o->path, &old) == 0;
@@ -1008,7 +998,6 @@ static int moe_create_temporary(moe_output *o) {
     return 0;
 }
 
-/* Write some bytes at o->at. Returns their number; -1 and errno on failure. */
 static int64_t moe_write_some(const moe_output *o, const void *data, size_t bytes) {
     return pwrite(o->fd, data, bytes, (off_t)o->at);
 }
@@ -1033,7 +1022,6 @@ static void moe_sync_folder(char *path) {
     close(fd);
 }
 
-/* Give the temporary file its final name. Returns 0 or errno. */
 static int moe_keep_temporary(moe_output *o) {
     int code = moe_sync(o->fd) ? 0 : errno;
     if (close(o->fd) != 0 && errno != EINTR && !code) code = errno;
@@ -1044,7 +1032,6 @@ static int moe_keep_temporary(moe_output *o) {
     return code;
 }
 
-/* Close the temporary file, and delete it unless `keep` is 1. */
 static void moe_drop_temporary(moe_output *o, int keep) {
     if (o->fd < 0) return;
     close(o->fd);
@@ -4158,31 +4145,14 @@ MOE_AMX_INLINE void moe_amx_two(const int8_t *a, const int8_t *a1, size_t a_stri
     }
 }
 
-/* Factors of sums over 64 columns: scales of the rows of two row tiles, at intervals of `stride` bytes, and parts of
- * the blocks' weights, at intervals of `part_step` bytes, or NULL. */
-typedef struct moe_amx_scales {
-    const void *at[2];
-    size_t stride, part_step;
-    const int8_t *parts;
-} moe_amx_scales;
-
-/* Return the factors of columns [k, k + 64) for row tiles that start at row0 and row1. */
-static moe_amx_scales moe_amx_scales_of(const moe_linear *l, size_t row0, size_t row1, size_t block, size_t k) {
+/* Scale the sums of C over columns [k, k + 64), add them to `floats` and clear C. `high` row tiles have `height` rows
+ * each, from rows[0] and rows[1] on. */
+MOE_AMX_INLINE void moe_amx_add_block(const moe_linear *l, const size_t rows[2], size_t block, size_t k, size_t height,
+                                      size_t high, size_t tiles, float floats[4][16 * 16]) {
     const moe_matrix *w = l->w;
-    const size_t stride = moe_code_bytes(w->cols), side_bytes = w->sides * 16;
+    const size_t code_bytes = moe_code_bytes(w->cols), side_bytes = w->sides * 16,
+                 stride = l->scales ? sizeof(float) : code_bytes;
     const int8_t *scales = l->codes + moe_scales_at(l) + k / 64 * sizeof(float);
-    moe_amx_scales s = { { scales + row0 * stride, scales + row1 * stride },
-                         stride,
-                         w->cols_padded / 64 * side_bytes,
-                         NULL };
-    if (l->scales) s.at[0] = l->scales + row0, s.at[1] = l->scales + row1, s.stride = sizeof(float);
-    if (w->parts) s.parts = w->parts + block * s.part_step + k / 64 * side_bytes;
-    return s;
-}
-
-/* Scale the sums of C over 64 columns, add them to `floats` and clear C; `high` row tiles have `height` rows each. */
-MOE_AMX_INLINE void moe_amx_add_block(moe_amx_scales scales, size_t height, size_t high, size_t tiles,
-                                      float floats[4][16 * 16]) {
     int32_t sums[4][16 * 16] __attribute__((aligned(64)));
     MOE_TILE_STORED(0, sums[0], 64);
     MOE_TILE_ZERO(0);
@@ -4194,15 +4164,16 @@ MOE_AMX_INLINE void moe_amx_add_block(moe_amx_scales scales, size_t height, size
     MOE_TILE_ZERO(3);
     __asm__ volatile("" : : "r"(sums) : "memory");
     for (size_t i = 0; i < tiles; i++) {
-        const char *at = scales.at[high > 1 && i % 2];
+        const size_t row = rows[high > 1 && i % 2], part_block = block + (i >> (high - 1));
+        const char *at = l->scales ? (const char *)(l->scales + row) : (const char *)(scales + row * code_bytes);
         moe_f32x16 part = { 0 };
-        if (scales.parts) MOE_AMX_PARTS(part, scales.parts + (i >> (high - 1)) * scales.part_step);
-        for (size_t r = 0; r < height; r++, at += scales.stride) {
+        if (w->parts) MOE_AMX_PARTS(part, w->parts + (part_block * (w->cols_padded / 64) + k / 64) * side_bytes);
+        for (size_t r = 0; r < height; r++, at += stride) {
             const moe_i32x16 *sum = (const void *)(sums[i] + r * 16);
             moe_f32x16 *to = (void *)(floats[i] + r * 16);
             float scale;
             memcpy(&scale, at, sizeof scale);
-            if (scales.parts) *to = *to + __builtin_convertvector(*sum, moe_f32x16) * (part * scale);
+            if (w->parts) *to = *to + __builtin_convertvector(*sum, moe_f32x16) * (part * scale);
             else *to = *to + __builtin_convertvector(*sum, moe_f32x16) * scale;
         }
     }
@@ -4225,9 +4196,9 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
     for (size_t block = block0; block < block1; block += wide) {
         const size_t blocks = moe_min(wide, block1 - block);
         for (size_t tile = 0; tile < tiles; tile += high) {
-            const size_t begin0 = row0 + moe_min(tile * height, rows - height),
-                         begin1 = row0 + moe_min((tile + 1) * height, rows - height);
-            const int8_t *a = l->codes + begin0 * stride, *a1 = l->codes + begin1 * stride;
+            const size_t begin[2] = { row0 + moe_min(tile * height, rows - height),
+                                      row0 + moe_min((tile + 1) * height, rows - height) };
+            const int8_t *a = l->codes + begin[0] * stride, *a1 = l->codes + begin[1] * stride;
             MOE_TILE_ZERO(0);
             MOE_TILE_ZERO(1);
             MOE_TILE_ZERO(2);
@@ -4245,9 +4216,7 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
                 for (size_t at = 0, some = by_block ? MOE_Q8_COLS : n; at < n; at += some) {
                     if (high == 1) moe_amx_one(a + k0 + at, stride, b + at * 16, span * 16, blocks, some);
                     else moe_amx_two(a + k0 + at, a1 + k0 + at, stride, b + at * 16, span * 16, blocks, some);
-                    if (by_block)
-                        moe_amx_add_block(moe_amx_scales_of(l, begin0, begin1, block, k0 + at), height, high,
-                                          high * blocks, floats);
+                    if (by_block) moe_amx_add_block(l, begin, block, k0 + at, height, high, high * blocks, floats);
                 }
                 __asm__ volatile("" : : "r"(b) : "memory"); /* the tile loads must precede new stores to b */
             }
@@ -4256,12 +4225,12 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
             MOE_TILE_STORED(2, sums[2], 64);
             MOE_TILE_STORED(3, sums[3], 64);
             for (size_t i = 0; i < high * blocks; i++) {
-                const size_t first = (tile + (i & (high - 1))) * height, begin = moe_min(first, rows - height);
+                const size_t first = (tile + (i & (high - 1))) * height, skip = first - moe_min(first, rows - height);
                 if (first >= rows) continue;
                 MOE_NAME(moe_finish_, MOE_AMX_REST)(l, row0 + first, block + (i >> (high - 1)),
                                                     moe_min(height, rows - first), 1,
-                                                    by_block ? (const void *)(floats[i] + (first - begin) * 16)
-                                                             : (const void *)(sums[i] + (first - begin) * 16));
+                                                    by_block ? (const void *)(floats[i] + skip * 16)
+                                                             : (const void *)(sums[i] + skip * 16));
             }
         }
     }
