@@ -196,7 +196,6 @@
 #define pthread_cond_destroy(condition) ((void)(condition))
 #define pthread_cond_wait(condition, mutex) ((void)(condition), (void)(mutex))
 #define pthread_cond_broadcast(condition) ((void)(condition))
-#define pthread_cond_signal(condition) ((void)(condition))
 #endif
 
 #if defined(__FAST_MATH__)
@@ -1450,8 +1449,8 @@ typedef struct moe_graph {
     int blocks;       /* 1 if activations have a scale per 64 columns */
     int on_device;    /* 1 if a device, which has its own scratch, runs the graph */
     moe_stats *stats; /* expert counters, or NULL */
-    void (*watch)(void *watcher, const moe_node *t,
-                  int after); /* called before and after each node on the CPU; or NULL */
+    /* called before and after each node on the CPU; or NULL */
+    void (*watch)(void *watcher, const moe_node *t, int after);
     void *watcher;
     struct moe_damage *damage; /* record of the first damaged slab of a run, or NULL */
     struct moe_bank *bank;     /* experts of a streamed file, or NULL */
@@ -1933,13 +1932,8 @@ MOE_SHARED float moe_softplus(float x) { return (x > 0.0f ? x : 0.0f) + moe_logf
  * Q8 and followed, for every 64 columns of 16 rows, by 16 low and 16 high bytes of the part. Kernels multiply the codes
  * as in Q8 and apply the parts as in Q4M. */
 
-enum {
-    MOE_Q8_ROWS = 16,
-    MOE_Q8_COLS = 64,
-    MOE_Q4_GROUP = 32,
-    MOE_CODE_GROUP = 32,
-    MOE_Q8_WIDEST = 131072
-}; /* 127 * 127 * 131072 < 2^31 */
+enum { MOE_Q8_ROWS = 16, MOE_Q8_COLS = 64, MOE_Q4_GROUP = 32, MOE_CODE_GROUP = 32 };
+enum { MOE_Q8_WIDEST = 131072 }; /* 127 * 127 * 131072 < 2^31 */
 
 /* Return the index of a word in a NULL-terminated list; -1 if the list does not contain the word. */
 static int moe_find_word(const char *const *words, const char *word) {
@@ -1999,8 +1993,7 @@ static uint64_t moe_matrix_bytes(moe_type type, uint64_t rows, uint64_t cols) {
         cols = (cols + MOE_Q8_COLS - 1) / MOE_Q8_COLS * MOE_Q8_COLS;
         return moe_multiply(rows, cols / 8 * bits + cols / 64 * sides + 8, &bytes) ? bytes : 0;
     }
-    if (!moe_multiply(rows, cols, &bytes)) return 0;
-    return moe_multiply(bytes, bits / 8, &bytes) ? bytes : 0;
+    return moe_multiply(rows, cols, &bytes) && moe_multiply(bytes, bits / 8, &bytes) ? bytes : 0;
 }
 
 /* Return the matrix stored in a blob; the caller has checked that the blob has moe_matrix_bytes bytes. */
@@ -2676,9 +2669,7 @@ MOE_INLINE void moe_norm_row(const moe_norm_op *norm, const float *x, size_t n, 
         for (size_t c = 0; c < n; c++) y[c] = (x[c] - mean) * scale * norm->weight[c] + norm->bias[c];
 }
 
-static void moe_norm_portable(const moe_norm_op *norm, const float *x, size_t n, float *y) {
-    moe_norm_row(norm, x, n, y);
-}
+#define moe_norm_portable moe_norm_row
 
 /* Add weights[i] times columns [at, at + width) of rows[i] to y, in row order. */
 static void moe_blend_portable(const float *weights, const float *const *rows, size_t at, size_t n, size_t width,
@@ -6986,11 +6977,8 @@ static void moe_cells_task(void *arg, size_t task, size_t thread) {
 }
 
 static void moe_cells_run(moe_cells *job) {
-    enum {
-        LEAST = 1 << 16,
-        PER_THREAD = 4,
-        UNITS = 192
-    }; /* tasks with few rows and many units are faster than tasks with many rows and few units */
+    /* Tasks with few rows and many units are faster than tasks with many rows and few units. */
+    enum { LEAST = 1 << 16, PER_THREAD = 4, UNITS = 192 };
     const size_t hidden = job->t->lstm.cell->hidden, rows = job->rows,
                  cols = job->r->w->cols + (job->x ? job->x->w->cols : 0);
     const size_t threads = job->run->pool->count,
@@ -9899,13 +9887,6 @@ static size_t moe_source_extra(const moe_model *m) {
     return (size_t)(m->source_tag != 0) + (size_t)m->source_bos + (size_t)m->source_eos;
 }
 
-/* Return 1 if a token must not occur at all. Suppressed tokens are never generated, but targets may contain them. */
-static int moe_is_never(const moe_model *m, int32_t id) {
-    for (size_t i = m->n_suppressed; i < m->n_never; i++)
-        if (m->never[i] == id) return 1;
-    return 0;
-}
-
 /* ---- Opening and closing ---- */
 
 static moe_status moe_verify_streamed(const moe_model *m, const moe_tensor_info *t, moe_error *error) {
@@ -11564,9 +11545,8 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
     e->packed.destination = moe_carve(at, s->encode_tokens, sizeof(size_t));
     e->packed.live = moe_carve(at, max_source, sizeof(size_t));
     e->packed.first = moe_carve(at, max_source, sizeof(size_t));
-    if (!classifies)
-        e->positions = d->positions =
-            moe_carve(at, most, sizeof *d->positions); /* the graphs never run at the same time */
+    /* The graphs never run at the same time. */
+    if (!classifies) e->positions = d->positions = moe_carve(at, most, sizeof *d->positions);
     if (here && s->params.noise) e->keys = d->keys = moe_carve(at, most, sizeof *d->keys);
     if (here || classifies) {
         b->want = moe_carve(at, rows, sizeof *b->want);
@@ -11882,8 +11862,7 @@ static moe_status moe_session_place(moe_session *s, moe_error *error) {
     const moe_device_params device = { s->allocator, s->device_index, s->params.device_memory, s->params.log,
                                        s->params.log_user };
     MOE_TRY(moe_session_layout(s, error));
-    s->block =
-        s->allocator.allocate(s->allocator.user, s->block_bytes); /* not zeroed, so unused pages are not touched */
+    s->block = s->allocator.allocate(s->allocator.user, s->block_bytes); /* not zeroed: pages remain untouched */
     if (!s->block)
         return moe_fail(error, MOE_ERROR_MEMORY, "session",
                         "out of memory: the session needs %zu MB; reduce batch, beam or max_source%s",
@@ -11967,13 +11946,6 @@ static moe_status moe_check_device(const moe_session *s, moe_error *error) {
     return what ? moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "%s is only supported on device cpu", what) : MOE_OK;
 }
 
-/* Report failed reads, a file that changed during a run, or invalid data that the run found. */
-static moe_status moe_session_failure(moe_session *s, moe_error *error) {
-    if (s->bank.file) MOE_TRY(moe_bank_status(&s->bank, error));
-    MOE_TRY(moe_check_unchanged(&s->model->file, error));
-    return moe_report_damage(&s->model->file, &s->damage, error);
-}
-
 /* Create a session that is not yet known to other ranks. */
 static moe_status moe_session_make(const moe_model *model, const moe_session_params *params, moe_session **out,
                                    moe_error *error) {
@@ -12053,7 +12025,9 @@ static moe_status moe_run_frame(moe_session *s, int which, const moe_frame *fram
     const moe_run run = { s->kernels, &s->pool, &s->graphs[which], frame, 0 };
     if (s->api) return s->api->run(s->device, which, run.frame, s->params.trace, s->params.trace_user, error);
     moe_graph_run(&run, s->params.trace, s->params.trace_user);
-    MOE_TRY(moe_session_failure(s, error));
+    if (s->bank.file) MOE_TRY(moe_bank_status(&s->bank, error));
+    MOE_TRY(moe_check_unchanged(&s->model->file, error));
+    MOE_TRY(moe_report_damage(&s->model->file, &s->damage, error));
     return moe_check_cancelled(s, error);
 }
 
@@ -12288,9 +12262,12 @@ static size_t moe_guesses(const moe_session *s, const moe_slot *slot, double cos
  * requests, and this section reads the answers. Invariant: the outcome depends only on the sentence. Questions start
  * before new sentences, so memory for two batches of sentences always suffices. */
 
-/* Return 1 if `id` is valid and a translation may contain this token. */
+/* Return 1 if `id` is valid and a translation may contain this token. Suppressed tokens are never generated, but may be
+ * given. */
 static int moe_can_generate(const moe_model *m, int32_t id) {
-    return id >= 0 && id < m->vocabulary && id != m->eos && !moe_is_never(m, id);
+    for (size_t i = m->n_suppressed; i < m->n_never; i++)
+        if (m->never[i] == id) return 0;
+    return id >= 0 && id < m->vocabulary && id != m->eos;
 }
 
 /* Use entry `w` for a request, which may be invalid. Returns NULL if the request is not reranked or its source
@@ -12810,8 +12787,8 @@ static int moe_must_decode(moe_session *s, size_t at) {
         moe_refuse(s, at, why.code, why.message);
         return 0;
     }
-    moe_hand_over(s, at, (moe_result){ q->user, MOE_OK, "", 1, &nothing },
-                  NULL); /* an empty source has an empty translation */
+    /* An empty source has an empty translation. */
+    moe_hand_over(s, at, (moe_result){ q->user, MOE_OK, "", 1, &nothing }, NULL);
     return 0;
 }
 
