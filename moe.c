@@ -303,6 +303,9 @@ const char *moe_status_name(moe_status status) {
     return (unsigned)status < MOE_COUNT(names) ? names[status] : "unknown";
 }
 
+/* Fail with MOE_ERROR_code. Returns from the function, like MOE_TRY after an error. */
+#define MOE_FAIL(code, where, ...) return moe_fail(error, MOE_ERROR_##code, where, __VA_ARGS__)
+
 #define MOE_TRY(call)                                        \
     do {                                                     \
         moe_status moe_try_status = (call);                  \
@@ -353,10 +356,10 @@ static moe_status moe_take_struct(void *own, size_t own_size, const void *given,
     if (given && known) memcpy(own, given, moe_min(size, own_size));
     for (size_t i = own_size; given && known && i < size; i++) known = !((const char *)given)[i];
     if (known) return MOE_OK;
-    return moe_fail(error, MOE_ERROR_ARGUMENT, name,
-                    "%s has %zu bytes, including members that are unknown to this version of the library, " MOE_VERSION
-                    ": the program was compiled with another moe.h",
-                    name, size);
+    MOE_FAIL(ARGUMENT, name,
+             "%s has %zu bytes, including members that are unknown to this version of the library, " MOE_VERSION
+             ": the program was compiled with another moe.h",
+             name, size);
 }
 
 static void moe_give_struct(void *out, size_t size, const void *own, size_t own_size) {
@@ -4851,10 +4854,9 @@ static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, 
             return MOE_OK;
         }
         if (!automatic)
-            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "isa",
-                            "this machine cannot run the '%s' kernels; use 'auto' or 'portable'", name);
+            MOE_FAIL(UNSUPPORTED, "isa", "this machine cannot run the '%s' kernels; use 'auto' or 'portable'", name);
     }
-    return moe_fail(error, MOE_ERROR_ARGUMENT, "isa", "unknown kernels '%s'; available: %s", name, moe_isa_names());
+    MOE_FAIL(ARGUMENT, "isa", "unknown kernels '%s'; available: %s", name, moe_isa_names());
 }
 
 /* ==== 18. Threads =============================================================================================
@@ -4960,11 +4962,10 @@ static void moe_pool_free(moe_pool *pool, size_t started) {
 /* Start the threads of a pool. *pool must be zeroed and must not move. */
 static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *error) {
     int code;
-    if (pthread_mutex_init(&pool->mutex, NULL))
-        return moe_fail(error, MOE_ERROR_MEMORY, "threads", "cannot create a mutex");
+    if (pthread_mutex_init(&pool->mutex, NULL)) MOE_FAIL(MEMORY, "threads", "cannot create a mutex");
     if (pthread_cond_init(&pool->wake, NULL)) {
         pthread_mutex_destroy(&pool->mutex);
-        return moe_fail(error, MOE_ERROR_MEMORY, "threads", "cannot create a condition variable");
+        MOE_FAIL(MEMORY, "threads", "cannot create a condition variable");
     }
     pool->locks = 1;
     pool->count = threads;
@@ -4972,8 +4973,7 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
     for (size_t i = 1; i < threads; i++)
         if ((code = pthread_create(&pool->threads[i], NULL, moe_pool_thread, pool)) != 0) {
             moe_pool_free(pool, i);
-            return moe_fail(error, MOE_ERROR_MEMORY, "threads", "cannot start thread %zu of %zu: %s", i + 1, threads,
-                            strerror(code));
+            MOE_FAIL(MEMORY, "threads", "cannot start thread %zu of %zu: %s", i + 1, threads, strerror(code));
         }
     return MOE_OK;
 }
@@ -5199,7 +5199,7 @@ static moe_status moe_parse_meta(moe_cursor *c, moe_meta *m, const moe_allocator
     m->key = moe_take_span(c, moe_take_u32(c));
     moe_take_padding(c);
     if (c->failed || !moe_name_valid(m->key) || m->kind < MOE_META_INT || m->kind > MOE_META_TEXTS)
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "invalid metadata entry");
+        MOE_FAIL(FORMAT, where, "invalid metadata entry");
     if (m->kind >= MOE_META_INTS) n = moe_take_u64(c);
     m->count = (size_t)n;
     m->data = c->data + c->at;
@@ -5210,7 +5210,7 @@ static moe_status moe_parse_meta(moe_cursor *c, moe_meta *m, const moe_allocator
     } else if (m->kind == MOE_META_TEXTS) {
         if (n > MOE_MAX_TEXTS) c->failed = 1;
         else if (!(m->texts = moe_allocate_zeroed(a, m->count * sizeof *m->texts)))
-            return moe_fail(error, MOE_ERROR_MEMORY, where, "out of memory for %zu texts", m->count);
+            MOE_FAIL(MEMORY, where, "out of memory for %zu texts", m->count);
         for (size_t i = 0; i < m->count && !c->failed; i++) {
             m->texts[i] = (uint32_t)(c->data + c->at - m->data);
             moe_take_text(c);
@@ -5220,8 +5220,8 @@ static moe_status moe_parse_meta(moe_cursor *c, moe_meta *m, const moe_allocator
     }
     moe_take_padding(c);
     if (c->failed)
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "metadata '%.*s' exceeds the header or is not valid UTF-8",
-                        (int)m->key.length, m->key.data);
+        MOE_FAIL(FORMAT, where, "metadata '%.*s' exceeds the header or is not valid UTF-8", (int)m->key.length,
+                 m->key.data);
     m->entry = (moe_span){ c->data + begin, c->at - begin };
     return MOE_OK;
 }
@@ -5260,7 +5260,7 @@ static moe_status moe_parse_slabs(moe_cursor *c, moe_tensor_info *t, const char 
     t->slabs = (const uint32_t *)(const void *)moe_take(c, bytes);
     moe_take_padding(c);
     if (c->failed || moe_crc32(0, t->slabs, bytes) != t->checksum)
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "slab checksums are truncated or damaged");
+        MOE_FAIL(FORMAT, where, "slab checksums are truncated or damaged");
     return MOE_OK;
 }
 
@@ -5274,7 +5274,7 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
     t->n_dims = moe_take_u32(c);
     name_length = moe_take_u32(c);
     if (c->failed || t->n_dims < 1 || t->n_dims > 3)
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "invalid tensor entry: %u dimensions", t->n_dims);
+        MOE_FAIL(FORMAT, where, "invalid tensor entry: %u dimensions", t->n_dims);
     for (uint32_t i = 0; i < t->n_dims; i++) t->dims[i] = moe_take_u64(c);
     t->offset = moe_take_u64(c);
     t->bytes = moe_take_u64(c);
@@ -5283,37 +5283,32 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
     t->name = moe_take_span(c, name_length);
     moe_take_padding(c);
     if (c->failed || zero || !moe_name_valid(t->name))
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "invalid tensor entry: invalid name or padding");
+        MOE_FAIL(FORMAT, where, "invalid tensor entry: invalid name or padding");
     snprintf(where, sizeof where, "tensor %.*s", (int)t->name.length, t->name.data);
-    if (!moe_type_known((uint32_t)t->type))
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, where, "unknown number format %u", t->type);
+    if (!moe_type_known((uint32_t)t->type)) MOE_FAIL(UNSUPPORTED, where, "unknown number format %u", t->type);
     t->experts = (int)layout;
     if (layout > 2 || (layout > 0) != (t->n_dims == 3) || (t->n_dims == 1 && t->type != MOE_TYPE_F32))
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "invalid combination of layout %u, type %s and %u dimensions",
-                        layout, moe_type_name(t->type), t->n_dims);
+        MOE_FAIL(FORMAT, where, "invalid combination of layout %u, type %s and %u dimensions", layout,
+                 moe_type_name(t->type), t->n_dims);
     t->parameters = 1 + layout; /* number of matrices, multiplied by the dimensions below */
     for (uint32_t i = 0; i < t->n_dims; i++)
         if (!t->dims[i] || t->dims[i] > INT32_MAX || !moe_multiply(t->parameters, t->dims[i], &t->parameters))
-            return moe_fail(error, MOE_ERROR_FORMAT, where, "dimension %u is out of range: %" PRIu64, i, t->dims[i]);
+            MOE_FAIL(FORMAT, where, "dimension %u is out of range: %" PRIu64, i, t->dims[i]);
     if (moe_type_quantised(t->type) && (t->dims[1] > MOE_Q8_WIDEST || (t->experts && t->dims[2] > MOE_Q8_WIDEST)))
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "rows are too long for %s: the limit is %d columns",
-                        moe_type_name(t->type), MOE_Q8_WIDEST);
+        MOE_FAIL(FORMAT, where, "rows are too long for %s: the limit is %d columns", moe_type_name(t->type),
+                 MOE_Q8_WIDEST);
     if (moe_tensor_bytes(t) != t->bytes)
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "%" PRIu64 " bytes, but the shape requires %" PRIu64, t->bytes,
-                        moe_tensor_bytes(t));
+        MOE_FAIL(FORMAT, where, "%" PRIu64 " bytes, but the shape requires %" PRIu64, t->bytes, moe_tensor_bytes(t));
     if (t->offset % (t->experts ? MOE_SLAB_ALIGN : MOE_ALIGN) || t->offset < *data_end || t->offset > f->bytes ||
         t->bytes > f->bytes - t->offset)
-        return moe_fail(error, MOE_ERROR_FORMAT, where,
-                        "offset %" PRIu64 ", %" PRIu64
-                        " bytes: outside the file (%zu bytes), misaligned or overlapping",
-                        t->offset, t->bytes, f->bytes);
+        MOE_FAIL(FORMAT, where,
+                 "offset %" PRIu64 ", %" PRIu64 " bytes: outside the file (%zu bytes), misaligned or overlapping",
+                 t->offset, t->bytes, f->bytes);
     if (t->offset - *data_end >= MOE_SLAB_ALIGN)
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "preceded by a gap of %" PRIu64 " bytes",
-                        t->offset - *data_end);
+        MOE_FAIL(FORMAT, where, "preceded by a gap of %" PRIu64 " bytes", t->offset - *data_end);
     for (uint64_t at = *data_end; at < t->offset && at < f->held; at++)
         if (f->data[at])
-            return moe_fail(error, MOE_ERROR_FORMAT, where,
-                            "nonzero byte at offset %" PRIu64 " in the preceding gap: damaged file", at);
+            MOE_FAIL(FORMAT, where, "nonzero byte at offset %" PRIu64 " in the preceding gap: damaged file", at);
     *data_end = t->offset + t->bytes;
     return f->version > 1 && t->experts ? moe_parse_slabs(c, t, where, error) : MOE_OK;
 }
@@ -5338,7 +5333,7 @@ static moe_status moe_sort_names(const void *first, size_t count, size_t stride,
     if (count) qsort(out, count, sizeof *out, moe_compare_spans);
     for (size_t i = 1; i < count; i++)
         if (moe_compare_spans(&out[i - 1], &out[i]) == 0)
-            return moe_fail(error, MOE_ERROR_FORMAT, what, "duplicate name '%.*s'", (int)out[i]->length, out[i]->data);
+            MOE_FAIL(FORMAT, what, "duplicate name '%.*s'", (int)out[i]->length, out[i]->data);
     return MOE_OK;
 }
 
@@ -5363,41 +5358,39 @@ static moe_status moe_parse_header(moe_file *f, const moe_allocator *a, moe_erro
     const size_t bytes = f->bytes;
     moe_layout measured = { NULL, 0, 0 };
     moe_header h;
-    if (bytes < sizeof h)
-        return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "only %zu bytes: not a model file, or truncated", bytes);
+    if (bytes < sizeof h) MOE_FAIL(FORMAT, "offset 0", "only %zu bytes: not a model file, or truncated", bytes);
     memcpy(&h, f->data, sizeof h);
     if (memcmp(h.magic, moe_magic, sizeof moe_magic) != 0)
-        return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "not a moe model file: it does not start with MOEMODEL");
+        MOE_FAIL(FORMAT, "offset 0", "not a moe model file: it does not start with MOEMODEL");
     if (h.version < 1 || h.version > MOE_FILE_VERSION)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 8",
-                        "file version %u is not supported; this program reads 1 to %d", h.version, MOE_FILE_VERSION);
+        MOE_FAIL(UNSUPPORTED, "offset 8", "file version %u is not supported; this program reads 1 to %d", h.version,
+                 MOE_FILE_VERSION);
     if (h.file_bytes != bytes)
-        return moe_fail(error, MOE_ERROR_FORMAT, "offset 24",
-                        "the file has %zu bytes instead of %" PRIu64 ": truncated or damaged", bytes, h.file_bytes);
+        MOE_FAIL(FORMAT, "offset 24", "the file has %zu bytes instead of %" PRIu64 ": truncated or damaged", bytes,
+                 h.file_bytes);
     if (h.header_bytes < sizeof h || h.header_bytes > bytes || h.header_bytes % 8)
-        return moe_fail(error, MOE_ERROR_FORMAT, "offset 16", "invalid header size %" PRIu64, h.header_bytes);
+        MOE_FAIL(FORMAT, "offset 16", "invalid header size %" PRIu64, h.header_bytes);
     if (h.header_bytes > moe_min(MOE_MAX_HEADER, f->held))
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 16",
-                        "header of %" PRIu64 " bytes is too large; the limit is %d", h.header_bytes, MOE_MAX_HEADER);
+        MOE_FAIL(UNSUPPORTED, "offset 16", "header of %" PRIu64 " bytes is too large; the limit is %d", h.header_bytes,
+                 MOE_MAX_HEADER);
     /* An entry has at least 24 bytes, so invalid counts cannot cause allocations much larger than the file. */
     if (moe_max(h.n_meta, h.n_tensors) > moe_min(MOE_MAX_ENTRIES, (size_t)h.header_bytes / 24))
-        return moe_fail(error, MOE_ERROR_FORMAT, "offset 32",
-                        "%u metadata entries and %u tensors do not fit the header", h.n_meta, h.n_tensors);
+        MOE_FAIL(FORMAT, "offset 32", "%u metadata entries and %u tensors do not fit the header", h.n_meta,
+                 h.n_tensors);
     f->version = h.version;
     f->header_bytes = (size_t)h.header_bytes;
     f->n_meta = h.n_meta;
     f->n_tensors = h.n_tensors;
     moe_carve_file(f, &measured);
     f->block.base = moe_allocate_zeroed(a, measured.used);
-    if (!f->block.base)
-        return moe_fail(error, MOE_ERROR_MEMORY, "header", "out of memory for a header of %zu bytes", f->header_bytes);
+    if (!f->block.base) MOE_FAIL(MEMORY, "header", "out of memory for a header of %zu bytes", f->header_bytes);
     moe_carve_file(f, &f->block);
     memcpy(f->header, &h, sizeof h);
     memcpy(f->header + sizeof h, f->data + sizeof h, f->header_bytes - sizeof h);
     if (moe_crc32(0, f->header + 16, f->header_bytes - 16) != h.checksum)
-        return moe_fail(error, MOE_ERROR_FORMAT, "offset 12", "wrong header checksum: the file is damaged");
+        MOE_FAIL(FORMAT, "offset 12", "wrong header checksum: the file is damaged");
     if (h.reserved[0] || h.reserved[1] || h.reserved[2])
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 40", "reserved header bytes are not zero");
+        MOE_FAIL(UNSUPPORTED, "offset 40", "reserved header bytes are not zero");
     return MOE_OK;
 }
 
@@ -5415,12 +5408,9 @@ static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, si
         f->pieces[i] = f->n_pieces;
         f->n_pieces += moe_pieces_of(&f->tensors[i]);
     }
-    if (c.at != c.end)
-        return moe_fail(error, MOE_ERROR_FORMAT, "header", "%zu unexpected bytes after the tensor directory",
-                        c.end - c.at);
+    if (c.at != c.end) MOE_FAIL(FORMAT, "header", "%zu unexpected bytes after the tensor directory", c.end - c.at);
     if (data_end != f->bytes)
-        return moe_fail(error, MOE_ERROR_FORMAT, "end of file", "%" PRIu64 " unexpected bytes after the last tensor",
-                        f->bytes - data_end);
+        MOE_FAIL(FORMAT, "end of file", "%" PRIu64 " unexpected bytes after the last tensor", f->bytes - data_end);
     MOE_TRY(moe_sort_names(f->meta, f->n_meta, sizeof *f->meta, "metadata", f->keys, error));
     return moe_sort_names(f->tensors, f->n_tensors, sizeof *f->tensors, "tensor directory", f->names, error);
 }
@@ -5537,7 +5527,7 @@ static moe_status moe_report_damage(const moe_file *f, moe_damage *damage, moe_e
     do t--;
     while (f->pieces[t - f->tensors] > piece);
     MOE_TRY(moe_compare_held(f, t, piece - f->pieces[t - f->tensors], error));
-    return moe_fail(error, MOE_ERROR_IO, "model", "the model file changed while in use");
+    MOE_FAIL(IO, "model", "the model file changed while in use");
 }
 
 /* ---- Streamed files ---- */
@@ -5589,16 +5579,14 @@ static moe_status moe_file_stream(moe_file *f, moe_error *error) {
         f->moved[i] = (size_t)missing;
         if (!t->experts) continue;
         if (!t->slabs && f->checked)
-            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "stream",
-                            "file version 1 has no expert checksums; rewrite the file with moe-quantize");
+            MOE_FAIL(UNSUPPORTED, "stream",
+                     "file version 1 has no expert checksums; rewrite the file with moe-quantize");
         missing += t->bytes;
         experts = t;
     }
     f->held = moe_max(1, f->bytes - (size_t)missing);
     char *data = moe_map_memory(f->held);
-    if (!data)
-        return moe_fail(error, MOE_ERROR_MEMORY, "stream", "out of memory: cannot load %zu MB of non-expert weights",
-                        f->held >> 20);
+    if (!data) MOE_FAIL(MEMORY, "stream", "out of memory: cannot load %zu MB of non-expert weights", f->held >> 20);
     f->data = f->origin.mapping = data;
     f->origin.mapped = f->held;
     f->fd = f->origin.fd;
@@ -5610,8 +5598,7 @@ static moe_status moe_file_stream(moe_file *f, moe_error *error) {
         size_t got = 0;
         const int code = bytes ? moe_read_slab(f, data, bytes, at, &got) : 0;
         if (code || got < bytes)
-            return moe_fail(error, MOE_ERROR_IO, "stream", "cannot read the file: %s",
-                            code ? strerror(code) : "unexpected end of file");
+            MOE_FAIL(IO, "stream", "cannot read the file: %s", code ? strerror(code) : "unexpected end of file");
         data += bytes;
         if (!last) at = end + f->tensors[i].bytes;
     }
@@ -5660,9 +5647,8 @@ static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *nam
 enum { MOE_WRITE_BYTES = 1 << 24 };
 
 static moe_status moe_output_fail(const moe_output *o, int number, moe_error *error) {
-    if (number == EINTR)
-        return moe_fail(error, MOE_ERROR_CANCELLED, "write", "writing %.160s was interrupted by a signal", o->path);
-    return moe_fail(error, MOE_ERROR_IO, "write", "cannot write %.160s: %s", o->path, strerror(number));
+    if (number == EINTR) MOE_FAIL(CANCELLED, "write", "writing %.160s was interrupted by a signal", o->path);
+    MOE_FAIL(IO, "write", "cannot write %.160s: %s", o->path, strerror(number));
 }
 
 static moe_status moe_output_write(moe_output *o, const void *data, size_t bytes, moe_error *error) {
@@ -5687,7 +5673,7 @@ static moe_status moe_output_begin(moe_output *o, const char *path, uint64_t byt
     o->partial = partial;
     o->fd = -1;
     int code = moe_find_target(o, bytes);
-    if (code < 0) return moe_fail(error, MOE_ERROR_IO, "write", "%.160s is not a regular file", path);
+    if (code < 0) MOE_FAIL(IO, "write", "%.160s is not a regular file", path);
     if (code) return moe_output_fail(o, code, error);
     moe_hold_signals(o);
     code = moe_create_temporary(o);
@@ -6047,10 +6033,10 @@ static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const
     for (int i = 0; i < 2; i++) {
         const moe_type type = i ? params->experts : params->type;
         if (!moe_type_known((uint32_t)type) && type != MOE_TYPE_KEEP)
-            return moe_fail(error, MOE_ERROR_ARGUMENT, "type", "unknown number format");
+            MOE_FAIL(ARGUMENT, "type", "unknown number format");
     }
     s.tensors = moe_allocate_zeroed(a, bytes);
-    if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "save", "out of memory for the tensor directory");
+    if (!s.tensors) MOE_FAIL(MEMORY, "save", "out of memory for the tensor directory");
     for (size_t i = 0; i < f->n_tensors; i++) {
         s.tensors[i] = (moe_save_tensor){ .info = f->tensors[i], .old = &f->tensors[i] };
         s.tensors[i].info.type = moe_save_type(f, &f->tensors[i], params);
@@ -6074,7 +6060,7 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
     s.given.allocator = moe_allocator_or_default(&s.given.allocator);
     size_t bytes = s.given.n_tensors * sizeof *s.tensors;
     s.tensors = moe_allocate_zeroed(&s.given.allocator, bytes);
-    if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "write", "out of memory for the tensor directory");
+    if (!s.tensors) MOE_FAIL(MEMORY, "write", "out of memory for the tensor directory");
     for (; s.n_tensors < s.given.n_tensors && status == MOE_OK; s.n_tensors++) { /* moe_file_parse checks the rest */
         const moe_tensor_spec *spec = &s.given.tensors[s.n_tensors];
         moe_tensor_info *t = &s.tensors[s.n_tensors].info;
@@ -6098,7 +6084,7 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
 static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const char *path,
                                 const moe_save_params *params, moe_error *error) {
     (void)f, (void)a, (void)path, (void)params;
-    return moe_fail(error, MOE_ERROR_UNSUPPORTED, "write", "moe.c was built with MOE_NO_WRITER");
+    MOE_FAIL(UNSUPPORTED, "write", "moe.c was built with MOE_NO_WRITER");
 }
 
 moe_status moe_model_write_sized(const char *path, const moe_write_params *given, size_t size, moe_error *error) {
@@ -6326,14 +6312,12 @@ static moe_status moe_bank_measure(moe_bank *b, const moe_graph *graphs, size_t 
         }
     }
     const size_t least = moe_min(2, b->experts);
-    if (!b->experts)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "expert_memory",
-                        "expert_memory must be 0: the model has no experts");
+    if (!b->experts) MOE_FAIL(UNSUPPORTED, "expert_memory", "expert_memory must be 0: the model has no experts");
     b->slots = moe_min(b->experts, budget / b->slot_bytes);
     if (b->slots >= least) return MOE_OK;
-    return moe_fail(error, MOE_ERROR_MEMORY, "expert_memory",
-                    "expert_memory of %zu bytes is too small: %zu experts need %zu bytes; all %zu need %zu bytes",
-                    budget, least, least * b->slot_bytes, b->experts, b->experts * b->slot_bytes);
+    MOE_FAIL(MEMORY, "expert_memory",
+             "expert_memory of %zu bytes is too small: %zu experts need %zu bytes; all %zu need %zu bytes", budget,
+             least, least * b->slot_bytes, b->experts, b->experts * b->slot_bytes);
 }
 
 static void moe_bank_layout(moe_bank *b, const moe_graph *graphs, size_t threads, moe_layout *at) {
@@ -6437,18 +6421,15 @@ static void moe_bank_close(moe_bank *b) {
 
 /* Start the readers. Call moe_bank_close even after a failure. */
 static moe_status moe_bank_open(moe_bank *b, moe_error *error) {
-    if (pthread_mutex_init(&b->mutex, NULL))
-        return moe_fail(error, MOE_ERROR_MEMORY, "expert_memory", "cannot create a mutex");
+    if (pthread_mutex_init(&b->mutex, NULL)) MOE_FAIL(MEMORY, "expert_memory", "cannot create a mutex");
     if (pthread_cond_init(&b->changed, NULL)) {
         pthread_mutex_destroy(&b->mutex);
-        return moe_fail(error, MOE_ERROR_MEMORY, "expert_memory", "cannot create a condition variable");
+        MOE_FAIL(MEMORY, "expert_memory", "cannot create a condition variable");
     }
     b->locks = 1;
     for (; b->n_threads < MOE_READERS; b->n_threads++) {
         const int code = pthread_create(&b->threads[b->n_threads], NULL, moe_bank_reader, b);
-        if (code)
-            return moe_fail(error, MOE_ERROR_MEMORY, "expert_memory", "cannot start an expert reader thread: %s",
-                            strerror(code));
+        if (code) MOE_FAIL(MEMORY, "expert_memory", "cannot start an expert reader thread: %s", strerror(code));
     }
     return MOE_OK;
 }
@@ -8379,8 +8360,7 @@ static void moe_carve_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
 #define MOE_MAX_ROWS_BYTES (SIZE_MAX >> 3)
 
 static moe_status moe_too_large(const moe_graph *g, moe_error *error) {
-    return moe_fail(error, MOE_ERROR_ARGUMENT, "plan", "graphs of %zu rows are too large for a %zu-bit machine",
-                    g->rows, 8 * sizeof(size_t));
+    MOE_FAIL(ARGUMENT, "plan", "graphs of %zu rows are too large for a %zu-bit machine", g->rows, 8 * sizeof(size_t));
 }
 
 /* Assign arena offsets to all nodes and compute g->bytes, in one pass with a list of live nodes sorted by offset. */
@@ -8406,8 +8386,7 @@ static moe_status moe_graph_plan(moe_graph *g, moe_error *error) {
         }
         if (g->bytes > SIZE_MAX >> 1) return moe_too_large(g, error);
         moe_carve_scratch(g, t, &work);
-        if (work.overflow)
-            return moe_fail(error, MOE_ERROR_ARGUMENT, "plan", "scratch memory of %s is too large", t->name);
+        if (work.overflow) MOE_FAIL(ARGUMENT, "plan", "scratch memory of %s is too large", t->name);
         t->work_bytes = work.used;
         if (!work.used) continue;
         t->work_offset = moe_find_gap(g, &lowest, work.used, NULL);
@@ -9893,7 +9872,7 @@ static moe_status moe_verify_streamed(const moe_model *m, const moe_tensor_info 
     const size_t room = (size_t)(t->bytes / t->dims[0]) + MOE_SLAB_ALIGN;
     char *memory = m->allocator.allocate(m->allocator.user, room);
     moe_status status = MOE_OK;
-    if (!memory) return moe_fail(error, MOE_ERROR_MEMORY, "verify", "out of memory for an expert of %zu bytes", room);
+    if (!memory) MOE_FAIL(MEMORY, "verify", "out of memory for an expert of %zu bytes", room);
     char *slab = memory + (MOE_SLAB_ALIGN - (uintptr_t)memory % MOE_SLAB_ALIGN) % MOE_SLAB_ALIGN;
     for (size_t i = 0; i < t->dims[0] && !status; i++) {
         if (moe_piece_checked(&m->file, t, i)) continue;
@@ -9925,10 +9904,9 @@ static moe_status moe_model_prepare(moe_model *m, const moe_origin *from, int ve
     const size_t length = from->name ? strlen(from->name) + 1 : 0;
     if (length) m->name = moe_allocate_zeroed(&m->allocator, length);
     if (m->name) m->file.origin.name = memcpy(m->name, from->name, length);
-    if (length && !m->name) return moe_fail(error, MOE_ERROR_MEMORY, "model", "out of memory for the model's name");
+    if (length && !m->name) MOE_FAIL(MEMORY, "model", "out of memory for the model's name");
     if (verify >= 0) m->file.checked = moe_allocate_zeroed(&m->allocator, m->file.n_pieces * sizeof *m->file.checked);
-    if (verify >= 0 && !m->file.checked)
-        return moe_fail(error, MOE_ERROR_MEMORY, "model", "out of memory for verifying tensors");
+    if (verify >= 0 && !m->file.checked) MOE_FAIL(MEMORY, "model", "out of memory for verifying tensors");
     return stream ? moe_file_stream(&m->file, error) : MOE_OK;
 }
 
@@ -9941,7 +9919,7 @@ static moe_status moe_model_create(const moe_origin *from, const void *data, siz
     moe_model *m = moe_allocate_zeroed(&a, sizeof *m);
     if (!m) {
         moe_origin_close(from);
-        return moe_fail(error, MOE_ERROR_MEMORY, "model", "out of memory for the model");
+        MOE_FAIL(MEMORY, "model", "out of memory for the model");
     }
     m->self = m;
     m->holders = 1;
@@ -9994,7 +9972,7 @@ static moe_status moe_map_source(size_t bytes, moe_origin *o, moe_error *error) 
     if (o->mapping) return MOE_OK;
     const int code = errno;
     moe_origin_close(o);
-    return moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map the file: %s", strerror(code));
+    MOE_FAIL(IO, "mmap", "cannot map the file: %s", strerror(code));
 }
 
 /* Open a streamed model: read everything except the experts, which the header locates. */
@@ -10013,16 +9991,16 @@ static moe_status moe_model_stream(const moe_source *s, const moe_origin *o, siz
     }
     moe_origin_close(o);
     moe_release(&a, header, held);
-    if (!header) return moe_fail(error, MOE_ERROR_MEMORY, "header", "out of memory for a header of %zu bytes", held);
-    return moe_fail(error, MOE_ERROR_IO, "header", "cannot read the file: %s", strerror(code));
+    if (!header) MOE_FAIL(MEMORY, "header", "out of memory for a header of %zu bytes", held);
+    MOE_FAIL(IO, "header", "cannot read the file: %s", strerror(code));
 }
 
 /* Open or duplicate the descriptor of a model's file, and determine the size of the model. */
 static moe_status moe_open_file(const moe_source *s, moe_origin *o, uint64_t *bytes, moe_error *error) {
     o->fd = s->path ? moe_open_path(s->path) : moe_share_descriptor(s->fd);
     if (o->fd < 0)
-        return moe_fail(error, MOE_ERROR_IO, "open", s->path ? "cannot open %s: %s" : "cannot use the descriptor%s: %s",
-                        s->path ? s->path : "", strerror(errno));
+        MOE_FAIL(IO, "open", s->path ? "cannot open %s: %s" : "cannot use the descriptor%s: %s", s->path ? s->path : "",
+                 strerror(errno));
     moe_status status = MOE_OK;
     if (!moe_file_state(o->fd, &o->opened)) status = moe_fail(error, MOE_ERROR_IO, "open", "not a regular file");
     const uint64_t size = o->opened.bytes, rest = moe_less(size, s->offset);
@@ -10042,19 +10020,16 @@ static moe_status moe_open_source(const moe_source *s, const moe_model_params *p
     const int file = !s->data && !s->read, copy = s->read || (params->copy && !params->stream);
     uint64_t bytes = s->bytes;
     if ((s->path != NULL) + (s->data != NULL) + (s->read != NULL) > 1)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "moe_source", "set only one of path, data and read");
-    if (!file && params->stream)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "stream", "stream must be 0: only files can be streamed");
-    if (params->stream && MOE_WASM)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "stream", "WebAssembly has no threads to read experts");
+        MOE_FAIL(ARGUMENT, "moe_source", "set only one of path, data and read");
+    if (!file && params->stream) MOE_FAIL(ARGUMENT, "stream", "stream must be 0: only files can be streamed");
+    if (params->stream && MOE_WASM) MOE_FAIL(UNSUPPORTED, "stream", "WebAssembly has no threads to read experts");
     if (!copy && (file ? s->offset : (uintptr_t)data) % MOE_ALIGN)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, file ? "offset" : "data",
-                        "the model must be aligned to %d bytes, unless it is copied (moe_model_params.copy)",
-                        MOE_ALIGN);
+        MOE_FAIL(ARGUMENT, file ? "offset" : "data",
+                 "the model must be aligned to %d bytes, unless it is copied (moe_model_params.copy)", MOE_ALIGN);
     if (file) MOE_TRY(moe_open_file(s, &o, &bytes, error));
     if (!bytes || bytes > SIZE_MAX / 2) {
         moe_origin_close(&o);
-        return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "empty or too large to map");
+        MOE_FAIL(FORMAT, "offset 0", "empty or too large to map");
     }
     if (params->stream) return moe_model_stream(s, &o, (size_t)bytes, params, out, error);
     if (copy) MOE_TRY(moe_copy_source(s, (size_t)bytes, &o, error));
@@ -10084,7 +10059,7 @@ moe_status moe_model_open_sized(const char *path, const moe_model_params *params
 moe_status moe_model_open_memory_sized(const void *data, size_t bytes, const moe_model_params *params, size_t size,
                                        moe_model **out, moe_error *error) {
     const moe_source s = { .data = data, .bytes = bytes };
-    if (!data) return moe_fail(error, MOE_ERROR_ARGUMENT, "data", "the model data must not be NULL");
+    if (!data) MOE_FAIL(ARGUMENT, "data", "the model data must not be NULL");
     return moe_model_open_source_sized(&s, sizeof s, params, size, out, error);
 }
 
@@ -10104,8 +10079,7 @@ moe_status moe_model_save_sized(const moe_model *m, const char *path, const moe_
     moe_save_params params;
     MOE_TRY(moe_take_struct(&params, sizeof params, given, size, "moe_save_params", error));
     MOE_TRY(moe_check_unchanged(&m->file, error));
-    if (m->file.fd >= 0)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "stream", "cannot save a streamed model: open it without stream");
+    if (m->file.fd >= 0) MOE_FAIL(UNSUPPORTED, "stream", "cannot save a streamed model: open it without stream");
     return moe_file_save(&m->file, &m->allocator, path, &params, error);
 }
 
@@ -11238,8 +11212,7 @@ static moe_status moe_take_params(const moe_model *m, const moe_session_params *
     *out = moe_default_params(m);
     if (!given) return MOE_OK;
     if (given->size < sizeof given->size)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "moe_session_params",
-                        "size is %zu; call moe_session_params_init first", given->size);
+        MOE_FAIL(ARGUMENT, "moe_session_params", "size is %zu; call moe_session_params_init first", given->size);
     MOE_TRY(moe_take_struct(&known, sizeof known, given, given->size, "moe_session_params", error));
     memcpy(out, &known, moe_min(given->size, sizeof known));
     return MOE_OK;
@@ -11248,30 +11221,27 @@ static moe_status moe_take_params(const moe_model *m, const moe_session_params *
 static moe_status moe_check_number(const char *name, double value, double least, double most, int real,
                                    moe_error *error) {
     if (value >= least && value <= most) return MOE_OK;
-    return moe_fail(error, MOE_ERROR_ARGUMENT, name,
-                    real ? "%s is %g, but must be %g to %g" : "%s is %.0f, but must be %.0f to %.0f", name, value,
-                    least, most);
+    MOE_FAIL(ARGUMENT, name, real ? "%s is %g, but must be %g to %g" : "%s is %.0f, but must be %.0f to %.0f", name,
+             value, least, most);
 }
 
 static moe_status moe_check_gates(const moe_model *m, const moe_session_params *p, int *gating, moe_error *error) {
     const moe_layer *layer;
     moe_gate kind = MOE_GATE_SOFTMAX;
     if (p->gating && !moe_gate_parse(p->gating, &kind))
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "gating",
-                        "unknown gate '%s'; available: softmax, topk, threshold, sigmoid, batchwise", p->gating);
+        MOE_FAIL(ARGUMENT, "gating", "unknown gate '%s'; available: softmax, topk, threshold, sigmoid, batchwise",
+                 p->gating);
     *gating = p->gating ? 1 + (int)kind : 0;
     for (size_t i = 0; (layer = moe_find_mixture(m, i)); i++)
         for (int parent = 0; parent <= (layer->mixture.groups > 0); parent++) {
             const moe_gating *g = parent ? &layer->mixture.parent : &layer->mixture.gate;
             if (kind == MOE_GATE_THRESHOLD && !g->threshold)
-                return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating",
-                                "%s has no thresholds; create them with moe-calibrate", layer->name);
+                MOE_FAIL(UNSUPPORTED, "gating", "%s has no thresholds; create them with moe-calibrate", layer->name);
             if ((kind == MOE_GATE_TOPK || kind == MOE_GATE_BATCHWISE) && !g->k)
-                return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating",
-                                "%s does not set the number of experts to select (k)", layer->name);
+                MOE_FAIL(UNSUPPORTED, "gating", "%s does not set the number of experts to select (k)", layer->name);
             if (p->noise && !g->noise.rows)
-                return moe_fail(error, MOE_ERROR_UNSUPPORTED, "noise",
-                                "%s has no noise weights: it was not trained with noisy top-k", layer->name);
+                MOE_FAIL(UNSUPPORTED, "noise", "%s has no noise weights: it was not trained with noisy top-k",
+                         layer->name);
         }
     return MOE_OK;
 }
@@ -11282,15 +11252,15 @@ static moe_status moe_check_param(const moe_param_row *row, const moe_session_pa
     const void *allowed = (const char *)&moe_rule_sets[p->rules] + row->allowed;
     MOE_TRY(moe_check_number(shown->name, value, shown->least, shown->most, shown->real, error));
     if (value == 0 || !row->what || *(const int *)allowed) return MOE_OK;
-    return moe_fail(error, MOE_ERROR_ARGUMENT, shown->name, "the %s rules do not support %s: %s must be 0",
-                    moe_rules_names[p->rules], row->what, shown->name);
+    MOE_FAIL(ARGUMENT, shown->name, "the %s rules do not support %s: %s must be 0", moe_rules_names[p->rules],
+             row->what, shown->name);
 }
 
 /* Check the limits of a request's own sampling parameters, `sample` to `min_p`. */
 static moe_status moe_check_sampling(const moe_session_params *p, int samples, moe_error *error) {
     if (!samples || !moe_param_in(p, offsetof(moe_session_params, min_p)))
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "sampling",
-                        "per-request sampling requires a session with sample 1 and parameters that include min_p");
+        MOE_FAIL(ARGUMENT, "sampling",
+                 "per-request sampling requires a session with sample 1 and parameters that include min_p");
     for (const moe_param_row *row = moe_param_rows; row < moe_param_rows + MOE_COUNT(moe_param_rows); row++)
         if (row->shown.sampling || row->at == offsetof(moe_session_params, sample))
             MOE_TRY(moe_check_number(row->shown.name, moe_param_value(row, p), row->shown.least, row->shown.most,
@@ -11311,40 +11281,34 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
             "rerank must be 0: the model cannot translate back, because it lacks tags of several languages");
     for (size_t i = 0; i < MOE_COUNT(moe_param_rows); i++) MOE_TRY(moe_check_param(&moe_param_rows[i], p, error));
     if (p->shortlist && !m->shortlist.ids)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "shortlist", "shortlist must be 0: the model has no shortlist");
+        MOE_FAIL(UNSUPPORTED, "shortlist", "shortlist must be 0: the model has no shortlist");
     if (!p->kv_bits) p->kv_bits = m->prompted ? 16 : 32;
     if (p->kv_bits % 8 || p->kv_bits == 24)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "kv_bits", "kv_bits is %d, but must be 8, 16 or 32", p->kv_bits);
+        MOE_FAIL(ARGUMENT, "kv_bits", "kv_bits is %d, but must be 8, 16 or 32", p->kv_bits);
     if (p->kv_bits != 32 && !m->prompted)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "kv_bits",
-                        "kv_bits must be 32, except for decoder-only models with attention");
+        MOE_FAIL(UNSUPPORTED, "kv_bits", "kv_bits must be 32, except for decoder-only models with attention");
     MOE_TRY(moe_check_number("min_target", p->min_target, 0, p->max_target, 0, error));
     MOE_TRY(moe_check_number("target_tag", p->target_tag, -1, m->source_vocabulary - 1, 0, error));
     MOE_TRY(moe_check_number("source_tag", p->source_tag, -1, m->source_vocabulary - 1, 0, error));
     MOE_TRY(moe_check_number("nbest", p->nbest, 1, p->beam, 0, error));
     if (p->sample && p->beam > 1)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "sample",
-                        "sample must be 0 with a beam of %d: sampling needs a beam of 1", p->beam);
+        MOE_FAIL(ARGUMENT, "sample", "sample must be 0 with a beam of %d: sampling needs a beam of 1", p->beam);
     if (m->kind == MOE_MODEL_TRANSLATION && !m->shows && (p->attention || p->coverage_penalty != 0.0f))
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, p->attention ? "attention" : "coverage_penalty",
-                        m->prompted ? "the model has no encoder, so it cannot align words"
-                                    : "the model does not specify which attention heads align words (align.heads)");
+        MOE_FAIL(UNSUPPORTED, p->attention ? "attention" : "coverage_penalty",
+                 m->prompted ? "the model has no encoder, so it cannot align words"
+                             : "the model does not specify which attention heads align words (align.heads)");
     if (m->n_ends > 1 && p->min_target)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "min_target",
-                        "min_target must be 0 for a model with several end tokens");
+        MOE_FAIL(UNSUPPORTED, "min_target", "min_target must be 0 for a model with several end tokens");
     if (p->max_source == moe_default_params(m).max_source) p->max_source = moe_default_source(m, p->max_target);
     const size_t source = (size_t)p->max_source, target = (size_t)p->max_target, places = moe_places(m),
                  longest = m->prompted ? source + target : moe_max(source, target);
     if (longest > places)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "max_source",
-                        "max_source and max_target must be at most %zu %s, the model's number of positions", places,
-                        m->prompted ? "together" : "each");
+        MOE_FAIL(ARGUMENT, "max_source",
+                 "max_source and max_target must be at most %zu %s, the model's number of positions", places,
+                 m->prompted ? "together" : "each");
     if (m->kind != MOE_MODEL_TRANSLATION) {
-        if (p->attention)
-            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "attention",
-                            "this model does not translate and has no attention");
-        if (p->next_token)
-            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "next_token", "this model does not generate tokens");
+        if (p->attention) MOE_FAIL(UNSUPPORTED, "attention", "this model does not translate and has no attention");
+        if (p->next_token) MOE_FAIL(UNSUPPORTED, "next_token", "this model does not generate tokens");
         p->max_source = 2;
         p->coverage_penalty = 0;
     }
@@ -11477,13 +11441,12 @@ static moe_status moe_choose_device(moe_session *s, const char *name, moe_error 
     if (s->device_automatic) s->api = api;
     if (s->device_automatic || strcmp(name, "cpu") == 0) return MOE_OK;
     if (strncmp(name, "cuda", 4) != 0 || (name[4] && name[4] != ':'))
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "device", "unknown device '%s'; available: cpu, cuda, cuda:N", name);
+        MOE_FAIL(ARGUMENT, "device", "unknown device '%s'; available: cpu, cuda, cuda:N", name);
     if (name[4]) n = strtol(name + 5, &end, 10); /* LONG_MAX on overflow */
     if (name[4] && (name[5] < '0' || name[5] > '9' || *end || n > 4096))
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "device", "invalid device '%s': expected cuda: and a number", name);
+        MOE_FAIL(ARGUMENT, "device", "invalid device '%s': expected cuda: and a number", name);
     if (!api)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "device",
-                        "this build has no CUDA support; build with make CUDA=1 or use device cpu");
+        MOE_FAIL(UNSUPPORTED, "device", "this build has no CUDA support; build with make CUDA=1 or use device cpu");
     s->api = api;
     s->device_index = (int)n;
     return MOE_OK;
@@ -11659,8 +11622,7 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
     s->hypotheses = moe_carve(at, (size_t)s->search.nbest, sizeof *s->hypotheses);
     moe_frame_layout(s, at);
     if (at->overflow || carried->overflow)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "session",
-                        "these parameters need more memory than can be addressed");
+        MOE_FAIL(ARGUMENT, "session", "these parameters need more memory than can be addressed");
     s->arena_bytes = 0;
     for (int g = 0; g < MOE_GRAPHS; g++) {
         builder.g = &s->graphs[g];
@@ -11701,8 +11663,7 @@ static moe_status moe_limit_pages(moe_session *s, moe_error *error) {
     const size_t bytes = MOE_PAGE * moe_carried_bytes(s, MOE_BY_TOKEN), state = moe_carried_bytes(s, MOE_BY_STATE);
     const uint64_t memory = (uint64_t)s->params.context_memory << 20;
     if (!bytes)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "context_memory",
-                        "context_memory must be 0: the model has no cached keys and values");
+        MOE_FAIL(UNSUPPORTED, "context_memory", "context_memory must be 0: the model has no cached keys and values");
     if (s->n_kept && memory / 4 / state < s->n_kept) s->n_kept = (size_t)(memory / 4 / state);
     const uint64_t most = (memory - s->n_kept * state) / bytes;
     s->n_pages = moe_max(1, most < s->n_pages ? (size_t)most : s->n_pages);
@@ -11734,9 +11695,9 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     /* Every hypothesis may reach the length limit. Memory that no sentence needs is never touched. */
     if (moe_model_carries(s->model, MOE_BY_TOKEN, 0)) s->token_rows = moe_most_tokens(&s->search, beam) + 1;
     if (moe_round_up(s->token_rows, MOE_PAGE) > INT32_MAX / s->n_slots)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "batch",
-                        "batch %d, beam %d and max_target %d are too large: their product must be below 2^31",
-                        s->params.batch, s->params.beam, s->params.max_target);
+        MOE_FAIL(ARGUMENT, "batch",
+                 "batch %d, beam %d and max_target %d are too large: their product must be below 2^31", s->params.batch,
+                 s->params.beam, s->params.max_target);
     s->carried_rows[MOE_BY_PARENT] = s->rows + (s->model->decoder_from_encoder ? s->n_slots : 0);
     /* A request is pulled before its length is known, so capacity for the longest one is always free. */
     s->carried_rows[MOE_BY_SOURCE] = max_source + tokens + 32 * (s->n_slots - batch);
@@ -11785,8 +11746,8 @@ static moe_status moe_check_wire(const moe_wire *w, moe_error *error) {
     if (w->ranks >= 1 && w->ranks <= MOE_MAX_RANKS && w->rank >= 0 && w->rank < w->ranks && w->agree && w->counts &&
         w->swap)
         return MOE_OK;
-    return moe_fail(error, MOE_ERROR_ARGUMENT, "wire",
-                    "all three functions must be set, and rank must be below ranks, at most %d", MOE_MAX_RANKS);
+    MOE_FAIL(ARGUMENT, "wire", "all three functions must be set, and rank must be below ranks, at most %d",
+             MOE_MAX_RANKS);
 }
 
 /* Create a session, but do not allocate its block of memory. *out must be freed even after a failure. */
@@ -11796,7 +11757,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
     const size_t node_bytes = nodes * sizeof(moe_node), carried_bytes = m->n_layers * sizeof *(*out)->carried,
                  bytes = sizeof **out + MOE_GRAPHS * node_bytes + carried_bytes;
     moe_session *s = *out = moe_allocate_zeroed(&m->allocator, bytes);
-    if (!s) return moe_fail(error, MOE_ERROR_MEMORY, "session", "out of memory for a session");
+    if (!s) MOE_FAIL(MEMORY, "session", "out of memory for a session");
     moe_session_params *p = &s->params;
     int gating = 0;
     s->model = m;
@@ -11814,10 +11775,9 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
     s->search = moe_search_of(m, p);
     if (m->file.fd >= 0) s->bank.file = &m->file;
     else if (p->expert_memory)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "expert_memory",
-                        "expert_memory must be 0 unless the model was opened with moe_model_params.stream");
-    if (p->wire && s->bank.file)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "wire", "a wire is not supported with moe_model_params.stream");
+        MOE_FAIL(UNSUPPORTED, "expert_memory",
+                 "expert_memory must be 0 unless the model was opened with moe_model_params.stream");
+    if (p->wire && s->bank.file) MOE_FAIL(UNSUPPORTED, "wire", "a wire is not supported with moe_model_params.stream");
     if (p->wire) MOE_TRY(moe_check_wire(p->wire, error));
     if (p->wire) s->ranks.wire = *p->wire;
     MOE_TRY(moe_settle_rows(s, error));
@@ -11864,9 +11824,8 @@ static moe_status moe_session_place(moe_session *s, moe_error *error) {
     MOE_TRY(moe_session_layout(s, error));
     s->block = s->allocator.allocate(s->allocator.user, s->block_bytes); /* not zeroed: pages remain untouched */
     if (!s->block)
-        return moe_fail(error, MOE_ERROR_MEMORY, "session",
-                        "out of memory: the session needs %zu MB; reduce batch, beam or max_source%s",
-                        s->block_bytes >> 20, s->bank.file ? ", or expert_memory" : "");
+        MOE_FAIL(MEMORY, "session", "out of memory: the session needs %zu MB; reduce batch, beam or max_source%s",
+                 s->block_bytes >> 20, s->bank.file ? ", or expert_memory" : "");
     if (s->api) {
         MOE_TRY(s->api->open(&device, &s->device, error));
         MOE_TRY(s->api->allocate(s->device, s->carried_bytes, "keys, values and states", &s->device_carried, error));
@@ -11928,8 +11887,7 @@ static moe_status moe_session_bind(moe_session *s, moe_error *error) {
 /* Begin a call that uses the session until moe_session_leave. */
 static moe_status moe_session_enter(moe_session *s, moe_error *error) {
     if (!atomic_exchange(&s->busy, 1)) return MOE_OK;
-    return moe_fail(error, MOE_ERROR_ARGUMENT, "session",
-                    "the session is in use by another call; create one session per thread");
+    MOE_FAIL(ARGUMENT, "session", "the session is in use by another call; create one session per thread");
 }
 
 static moe_status moe_check_device(const moe_session *s, moe_error *error) {
@@ -12018,7 +11976,7 @@ void moe_session_stats_sized(const moe_session *s, moe_stats *out, size_t size) 
 static moe_status moe_check_cancelled(moe_session *s, moe_error *error) {
     if (!moe_pool_cancelled(&s->pool)) return MOE_OK;
     atomic_store(&s->pool.cancelled, 0);
-    return moe_fail(error, MOE_ERROR_CANCELLED, "session", "cancelled");
+    MOE_FAIL(CANCELLED, "session", "cancelled");
 }
 
 static moe_status moe_run_frame(moe_session *s, int which, const moe_frame *frame, moe_error *error) {
@@ -12118,8 +12076,7 @@ static moe_status moe_ranks_shape(const moe_session *s, uint32_t *shape, moe_err
                            pairs = moe_expert_pairs(&s->graphs[which], t->src[1]) * (uint64_t)s->ranks.wire.ranks,
                            numbers[] = { row, pairs, t->experts->count };
             if (pairs * row > INT32_MAX)
-                return moe_fail(error, MOE_ERROR_ARGUMENT, "wire", "%s exchanges more than 2 GB; reduce the batch",
-                                t->name);
+                MOE_FAIL(ARGUMENT, "wire", "%s exchanges more than 2 GB; reduce the batch", t->name);
             *shape = moe_crc32(*shape, numbers, sizeof numbers);
             if (t->work.experts.place) *shape = moe_crc32(*shape, t->work.experts.place, 4 * t->experts->count);
         }
@@ -12150,7 +12107,7 @@ static moe_status moe_ranks_alike(moe_ranks *r, const uint32_t *own, size_t n, c
     for (size_t i = 0; i < n; i++) values[2 * i] = own[i], values[2 * i + 1] = -(int64_t)own[i];
     if (MOE_WIRE(r, agree, values, 2 * n)) return moe_agree(r, &(int){ MOE_GRAPHS }, MOE_OK, error);
     for (size_t i = 0; i < n; i++)
-        if (values[2 * i] != -values[2 * i + 1]) return moe_fail(error, MOE_ERROR_ARGUMENT, "wire", "%s", words[i]);
+        if (values[2 * i] != -values[2 * i + 1]) MOE_FAIL(ARGUMENT, "wire", "%s", words[i]);
     return MOE_OK;
 }
 
@@ -13199,7 +13156,7 @@ static moe_status moe_translate_all(moe_session *s, moe_pull_fn pull, moe_done_f
     moe_status status = MOE_OK;
     int answer = MOE_PULL_REQUEST, beginning = 1;
     if (s->model->kind == MOE_MODEL_CLASSIFIER)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "translate", "this model is a classifier and cannot translate");
+        MOE_FAIL(ARGUMENT, "translate", "this model is a classifier and cannot translate");
     s->pull = pull;
     s->done = done;
     s->user = user;
@@ -13287,8 +13244,7 @@ static moe_status moe_classify_all(moe_session *s, const float *inputs, size_t r
                  nbest = (size_t)s->params.nbest;
     moe_frame *f = &s->frames[MOE_DECODER];
     const moe_beam *b = &f->beam;
-    if (s->model->kind != MOE_MODEL_CLASSIFIER)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "classify", "this model is not a classifier");
+    if (s->model->kind != MOE_MODEL_CLASSIFIER) MOE_FAIL(ARGUMENT, "classify", "this model is not a classifier");
     for (size_t row0 = 0; row0 < rows; row0 += batch) {
         const size_t n = moe_min(batch, rows - row0);
         f->rows = n;
@@ -13304,8 +13260,8 @@ static moe_status moe_classify_all(moe_session *s, const float *inputs, size_t r
         for (size_t r = 0; r < n; r++) {
             if (s->params.routing) moe_report_row(s, MOE_DECODER, r, NULL, row0 + r);
             if (!(b->top_logprobs[r * top] <= 0.0f))
-                return moe_fail(error, MOE_ERROR_NUMERIC, "classify",
-                                "row %zu yields NaN: its inputs or the model's weights are invalid", row0 + r);
+                MOE_FAIL(NUMERIC, "classify", "row %zu yields NaN: its inputs or the model's weights are invalid",
+                         row0 + r);
             for (size_t i = 0; i < nbest; i++) {
                 classes[(row0 + r) * nbest + i] = i < top ? b->top_ids[r * top + i] : -1;
                 logprobs[(row0 + r) * nbest + i] = i < top ? b->top_logprobs[r * top + i] : moe_from_bits(0xff800000u);
