@@ -183,8 +183,28 @@ def earlier_lines_are_context():
     found = as_text(lines, "-t", "de", "--context", "2", "--batch", "2")
 
     wanted = [plain("one", "de"), with_context("two", "one"), with_context("four", "one\ntwo"),
-              with_context("five", "two\nfour")]
+              with_context("five", "four")]
     assert_asked([x for x in found if x["source"]], wanted)
+
+
+@model_test
+def contexts_of_consecutive_lines_begin_alike():
+    """The context grows from half of N to N lines, in programs, in texts of several lines and in documents."""
+    from moe_translate import Translator
+    from moe_translate.segments import with_context as of_documents
+    lines = [f"line {x}" for x in "abcdefghijkl"]
+    for n, begins in (3, [0, 0, 0, 0, 2, 2, 4, 4, 6, 6, 8, 8]), (4, [0, 0, 0, 0, 0, 3, 3, 3, 6, 6, 6, 9]):
+        shown = [lines[begin:at] for at, begin in enumerate(begins)]
+        wanted = [plain(lines[0], "de"), *(with_context(x, "\n".join(before)) for x, before in
+                                           zip(lines[1:], shown[1:], strict=True))]
+        for batch in "1", "5":
+            assert_asked(as_text(lines, "-t", "de", "--context", str(n), "--batch", batch), wanted)
+        texts = of_documents(lines, n)
+        assert [x.before.split("\n") for x in texts[1:]] == shown[1:]
+        with Translator(model()[0], target="de", context=n, max_len_factor=0, max_len_offset=LIMIT) as translator:
+            apart, together = list(translator.results(texts)), next(translator.results(["\n".join(lines)]))
+        assert list(together.hypotheses[0].token_logprobs) == [x for one in apart
+                                                               for x in one.hypotheses[0].token_logprobs]
 
 
 SHOWN = """import resource, sys
@@ -583,7 +603,7 @@ def texts_can_have_their_own_context():
              (Text("four", before), "", 0, with_context("four", "one\n two\nthree")),
              (Text("four", "x\n" * 40), "", 0, with_context("four", "\n".join("x" * 16))),
              (Text("four", "  \n"), "", 2, plain("four", "de")),
-             (Text("four\nfive", before), "", 2, with_context("five", "three\nfour"))]
+             (Text("four\nfive", before), "", 2, with_context("five", "four"))]
     for (text, _, context, _), wanted in zip(cases, as_ids([x[3] for x in cases]), strict=True):
         with Translator(model()[0], **options, **({"context": context} if context else {})) as translator:
             result, = translator.results([text])
@@ -618,7 +638,7 @@ def documents_provide_context():
     assert translate_document(page, "html", translate).count("Haus") == 2 and {x[1] for x in given} == {None}
     given.clear()
     translate_document(page, "html", translate, context=2)
-    assert given == [("One <x1>big</x1> house", ""), ("Two", "One big house"), ("Three", "Two\nOne big house")], given
+    assert given == [("One <x1>big</x1> house", ""), ("Two", "One big house"), ("Three", "One big house")], given
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "page.txt")
         with open(path, "w", encoding="utf-8") as file:

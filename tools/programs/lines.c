@@ -208,27 +208,34 @@ static int next_text(program_lines *l, int wait, text_line *line) {
 
 static int is_blank(const char *data, size_t length) { return !text_trimmed(data, length, " \t\r\n").length; }
 
-/* Return the last `lines` lines, each ended by a line break, or fewer if they exceed TEXT_PROMPT_BACK. */
-static moe_span last_lines(const text_bytes *t, size_t lines) {
-    size_t begin = t->length;
-    for (size_t at = begin; at && lines; lines--, begin = at) {
+/* Return the last *lines lines, each ended by a line break, or fewer if they exceed TEXT_PROMPT_BACK. Set *lines to
+ * their number. */
+static moe_span last_lines(const text_bytes *t, size_t *lines) {
+    size_t begin = t->length, n = 0;
+    for (size_t at = begin; at && n < *lines; n++, begin = at) {
         for (at--; at && t->data[at - 1] != '\n';) at--;
         if (t->length - at > TEXT_PROMPT_BACK) break;
     }
+    *lines = n;
     return (moe_span){ t->data + begin, t->length - begin };
 }
 
-/* Set l->shown to the context of a text, and append the text to l->earlier, from which later contexts are taken. */
+/* Set l->shown to the context of a text, and append the text to l->earlier, from which the next context is taken. */
 static void look_back(program_lines *l, const text_line *line) {
     char why[128];
     text_clear(&l->shown);
     if (!l->context || is_blank(line->data, line->length)) return;
     const size_t usable = text_line_usable(line, why, sizeof why);
-    const moe_span last = last_lines(&l->earlier, l->context);
+    l->n_earlier -= text_prompt_first(l->n_earlier, l->context);
+    const moe_span last = last_lines(&l->earlier, &l->n_earlier);
     text_append(&l->shown, last.data, last.length);
     text_clear(&l->earlier);
     text_append(&l->earlier, last.length ? l->shown.data : "", last.length);
-    if (!is_blank(line->data, usable)) text_append(&l->earlier, line->data, usable), text_append(&l->earlier, "\n", 1);
+    if (!is_blank(line->data, usable)) {
+        text_append(&l->earlier, line->data, usable);
+        text_append(&l->earlier, "\n", 1);
+        l->n_earlier++;
+    }
     if (l->shown.failed || l->earlier.failed) text_out_of_memory(&l->trouble);
 }
 

@@ -64,7 +64,8 @@ struct program_lines {
     text_bytes ahead; /* lines read in search of the end of a message; the next line is at `begin` */
     size_t begin, lines_ahead, kept_ahead; /* kept_ahead: number of lines to copy from an untranslated message */
     int closed;                            /* 1 if `ahead` is complete: the input has ended, or a line is too long */
-    text_bytes earlier, shown;             /* lines for the contexts of later texts; context of the current text */
+    text_bytes earlier, shown;             /* lines for the context of the next text; context of the current text */
+    size_t n_earlier;                      /* lines in `earlier` */
     program_line *first, *last, *spare;
     text_bytes growing; /* the unfinished line shown on the terminal */
     double shown_at;

@@ -384,6 +384,7 @@ typedef struct unit {
     text_cursor cursor;             /* position in the current line */
     size_t at;                      /* start of the next line */
     size_t message_end;             /* lines that begin before this offset belong to a message that is copied */
+    size_t counted, earlier;        /* counted: end of the lines that `earlier` counts; see earlier_lines */
     int last_line;                  /* 1 if the current line is the last line */
     const char *joint, *next_joint; /* separators before the next part and the next line */
     int closed;                     /* 1 if no more parts follow */
@@ -1446,10 +1447,28 @@ static void append_lines(const char *text, size_t length, text_bytes *out) {
     }
 }
 
-/* Append the last lines of the context, then the earlier lines of the text. */
-static void stream_before(text_stream *stream, const text_line *line, size_t lines, text_bytes *out) {
-    const moetext_request *q = &translator_of(stream)->unit->request;
-    const size_t end = q->text ? (size_t)(line->data - q->text) : 0, own = last_lines(q->text, end, &lines);
+/* Return the number of non-blank lines before a line that begins at `end`: the last `most` of the context, and all of
+ * the text. */
+static size_t earlier_lines(unit *u, size_t end, size_t most) {
+    const moetext_request *q = &u->request;
+    size_t left = most;
+    if (!u->counted && q->context_length) last_lines(q->context, q->context_length, &left), u->earlier = most - left;
+    while (u->counted < end) {
+        const char *begin = q->text + u->counted, *stop = memchr(begin, '\n', end - u->counted);
+        const size_t bytes = stop ? (size_t)(stop + 1 - begin) : end - u->counted;
+        u->earlier += text_trimmed(begin, bytes, " \t\r\n").length > 0;
+        u->counted += bytes;
+    }
+    return u->earlier;
+}
+
+/* Append the last lines of the context, then the earlier lines of the text: at most `most` lines. */
+static void stream_before(text_stream *stream, const text_line *line, size_t most, text_bytes *out) {
+    unit *u = translator_of(stream)->unit;
+    const moetext_request *q = &u->request;
+    const size_t end = q->text ? (size_t)(line->data - q->text) : 0, all = earlier_lines(u, end, most);
+    size_t lines = all - text_prompt_first(all, most);
+    const size_t own = last_lines(q->text, end, &lines);
     const size_t other = q->context_length ? last_lines(q->context, q->context_length, &lines) : 0;
     if (q->context_length) append_lines(q->context + other, q->context_length - other, out);
     if (end > own) append_lines(q->text + own, end - own, out);

@@ -425,7 +425,7 @@ typedef struct moetext_request {
     const moe_drop *drop;
 
     /* [context_length] earlier text in the same language, which a prompted model sees before the earlier lines of the
-     * text. It sees the last N of all these lines, where N is the option context, or 16 if the option is 0. If a text
+     * text. It sees the last of all these lines, up to N, the option context, or 16 if the option is 0. If a text
      * needs two models, only the first one gets the context. If that model does not support a context, the
      * status of the text is MOE_ERROR_UNSUPPORTED or MOE_ERROR_ARGUMENT, with a reason in the message. */
     const char *context;

@@ -407,6 +407,11 @@ static moe_status join_ids(const text_front *front, const text_prompt *p, const 
     return draft_end(&d);
 }
 
+size_t text_prompt_first(size_t n, size_t context) {
+    const size_t step = context / 2 + 1;
+    return n > context ? (n - context + step - 1) / step * step : 0;
+}
+
 /* Drop the first lines of the context, then the last terms, until the turn is about `over` tokens shorter. */
 static moe_status shorten(const text_front *front, const turn *said, size_t over, moe_span *context, found_terms *terms,
                           moe_error *error) {

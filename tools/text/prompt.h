@@ -19,6 +19,11 @@ enum {
     TEXT_PROMPT_BACK = 1 << 15 /* maximum bytes of earlier lines */
 };
 
+/* Return the first of n earlier lines that is shown, if at most `context` lines are shown. It changes rarely: the lines
+ * shown grow from half of `context` to `context`, so that prompts of consecutive lines begin alike and the engine
+ * computes their beginning once. */
+size_t text_prompt_first(size_t n, size_t context);
+
 /* Options that apply to all translations. May be all zero. */
 typedef struct text_prompt_options {
     const char *style;   /* such as "formal"; NULL or "" for none */

@@ -75,7 +75,7 @@ static const option_row table[] = {
       .group = GROUP_TEXT, TEXT_OF(memory, "a file") },
     { "style", "WORDS", "style for prompted models, e.g. formal", .group = GROUP_PROMPT,
       TEXT_OF(style, "a few words") },
-    { "context", "N", "add the N previous lines to the prompt, without their translations (default: 0)",
+    { "context", "N", "add up to N previous lines to the prompt, without their translations (default: 0)",
       .group = GROUP_PROMPT, WHOLE_OF(context, 0, TEXT_PROMPT_CONTEXT, "0 to 16") },
     { "prompt", "TEXT", "prompt template with {source_text} and usually {target_lang}",
       .more = ", {source_lang}, {target_code}, {source_code}. The values delimiters and structured:FORMAT, e.g. "

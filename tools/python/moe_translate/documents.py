@@ -168,9 +168,9 @@ def encoded(text, kind, encoding):
 def translate_document(data, kind, translate, kept=None, encoding=None, context=0, report=None, **options):
     """Translate `data`, str or bytes, and return the same type. kind: a key of FORMATS. `translate` maps a list of
     texts to translations, "" for failures. kept(place, why) is called for each place left at least partly untranslated.
-    context: number of preceding texts to pass with each text (Text.before). report: an object; its `remarks`, {text:
-    why} filled by `translate`, are passed to `kept` with their places, and its `segments` is set to the number of
-    segments. Options, ignored by formats that do not use them: target: the language, for formats that record it;
+    context: maximum number of preceding texts to pass with each text (Text.before). report: an object; its `remarks`,
+    {text: why} filled by `translate`, are passed to `kept` with their places, and its `segments` is set to the number
+    of segments. Options, ignored by formats that do not use them: target: the language, for formats that record it;
     overwrite=True: replace existing translations in PO, XLIFF and Qt; columns: names or numbers of a table's columns.
     """
     if kind not in FORMATS:

@@ -37,7 +37,7 @@ ROWS = (
     ("Text", "", "glossary", "FILE", ""),
     ("Text", "", "memory", "FILE", ""),
     ("Prompted models", "", "context", "N",
-     "add the N previous texts of the document to the prompt, without their translations, 0 to 16 (default: 0)"),
+     "add up to N previous texts of the document to the prompt, without their translations, 0 to 16 (default: 0)"),
     ("Speed (same output)", "", "threads", "N", ""),
     ("Other", "", "set", "NAME=VALUE", "set an option of moe-translate, e.g. batch=64; may be repeated"),
     ("Other", "v", "verbose", "", "print how often each glossary term occurs and is kept"),

@@ -351,18 +351,24 @@ def sensible(translate):
     return checked
 
 
+def first_shown(earlier, context):
+    """Return the first of the earlier sources to show, as text_prompt_first in tools/text/prompt.h."""
+    step = context // 2 + 1
+    return -(-max(0, earlier - context) // step) * step
+
+
 def with_context(sources, context):
-    """Attach the `context` preceding sources to each source."""
+    """Attach up to `context` preceding sources to each source."""
     if not context:
         return sources
     shown = [TAG.sub("", source) for source in sources]
-    return [Text(source, "\n".join(shown[max(0, at - context) : at])) for at, source in enumerate(sources)]
+    return [Text(source, "\n".join(shown[first_shown(at, context) : at])) for at, source in enumerate(sources)]
 
 
 def translate_segments(segments, translate, kept=None, context=0):
     """Return {id(segment): translated raw text}. `translate` returns "" for texts that it cannot translate, for which
-    the source is used. kept(segment, why) is called for each segment left at least partly untranslated. context: number
-    of preceding sources to pass with each source, as the `before` of a Text."""
+    the source is used. kept(segment, why) is called for each segment left at least partly untranslated. context: maximum
+    number of preceding sources to pass with each source, as the `before` of a Text."""
     segments, translate = [segment for segment in segments if segment.source()], sensible(translate)
     sources = with_context([segment.source() for segment in segments], context)
     texts = translate(sources) if segments else []
