@@ -1,12 +1,13 @@
 /* draft_bench.c - measures how drafts (moe_request.draft) change the speed of a decoder-only model.
  *
  *     make build/draft_bench
- *     build/draft_bench MODEL [BATCHES [TOKENS [ROUNDS [THREADS [SHARE]]]]]     default: 1,8,32 48 3 2
+ *     build/draft_bench MODEL [BATCHES [TOKENS [ROUNDS [THREADS [SHARE [SOURCES]]]]]]     default: 1,8,32 48 3 2
  *
- * Sources are random tokens. The drafts are the model's own translations, in which SHARE of the tokens is right (0,
- * 0.5, 0.9 and 1, or one of them) and the others are replaced.
- * Runs without and with drafts alternate, and all results must have the same bytes. Prints a JSON line for each batch
- * and share of right tokens: the median of the ratios, and how many of the computed guesses were right.
+ * SOURCES sources, by default as many as fit in a batch, are random tokens; a negative SHARE stands for all four. The
+ * drafts are the model's own translations, in which SHARE of the tokens is right (0, 0.5, 0.9 and 1, or one of them)
+ * and the others are replaced. Runs without and with drafts alternate, and all results must have the same bytes. Prints
+ * a JSON line for each batch and share of right tokens: the median of the ratios, and how many of the computed guesses
+ * were right.
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -17,7 +18,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { SOURCE = 32, MOST = 64, LONGEST = 512, ROUNDS = 32 };
+enum { SOURCE = 32, MOST = 2048, LONGEST = 512, ROUNDS = 32 };
 
 static const double shares[] = { 0, 0.5, 0.9, 1 };
 
@@ -81,13 +82,14 @@ static double median(double *x, size_t n) {
 
 static uint32_t draw(uint32_t *random) { return (*random = *random * 1664525 + 1013904223) >> 8; }
 
-static void measure(const moe_model *m, moe_session_params p, int batch, size_t rounds, double only, const char *name) {
+static void measure(const moe_model *m, moe_session_params p, int batch, size_t n, size_t rounds, double only,
+                    const char *name) {
     static bench b;
     moe_error e;
     moe_session *plain, *drafting;
     uint32_t random = 1;
     p.batch = batch;
-    b.n = batch < 2 ? 2 : (size_t)batch;
+    b.n = n ? n : batch < 2 ? 2 : (size_t)batch;
     if (moe_session_new(m, &p, &plain, &e) || moe_session_new(m, &p, &drafting, &e))
         exit((fprintf(stderr, "draft_bench: %s\n", e.message), 1));
     const uint32_t vocabulary = (uint32_t)moe_model_vocabulary(m);
@@ -125,10 +127,12 @@ static void measure(const moe_model *m, moe_session_params p, int batch, size_t 
 int main(int argc, char **argv) {
     moe_model *m;
     moe_error e;
-    if (argc < 2) return fputs("usage: draft_bench MODEL [BATCHES [TOKENS [ROUNDS [THREADS [SHARE]]]]]\n", stderr), 2;
+    if (argc < 2)
+        return fputs("usage: draft_bench MODEL [BATCHES [TOKENS [ROUNDS [THREADS [SHARE [SOURCES]]]]]]\n", stderr), 2;
     const char *batches = argc > 2 ? argv[2] : "1,8,32";
     const int tokens = argc > 3 ? atoi(argv[3]) : 48, rounds = argc > 4 ? atoi(argv[4]) : 3;
-    if (tokens < 1 || tokens > LONGEST || rounds < 1 || rounds > ROUNDS) return 2;
+    const int n = argc > 7 ? atoi(argv[7]) : 0;
+    if (n < 0 || n > MOST || tokens < 1 || tokens > LONGEST || rounds < 1 || rounds > ROUNDS) return 2;
     if (moe_model_open(argv[1], NULL, &m, &e)) return fprintf(stderr, "draft_bench: %s\n", e.message), 1;
     moe_session_params p = moe_session_params_default(m);
     p.beam = p.nbest = 1, p.threads = argc > 5 ? atoi(argv[5]) : 2;
@@ -138,7 +142,7 @@ int main(int argc, char **argv) {
         char *end;
         const long batch = strtol(at, &end, 10);
         if (end == at || batch < 1 || batch > MOST) return fputs("draft_bench: invalid batch\n", stderr), 2;
-        measure(m, p, (int)batch, (size_t)rounds, argc > 6 ? atof(argv[6]) : -1, argv[1]);
+        measure(m, p, (int)batch, (size_t)n, (size_t)rounds, argc > 6 ? atof(argv[6]) : -1, argv[1]);
         at = end + (*end == ',');
     }
     moe_model_close(m);
