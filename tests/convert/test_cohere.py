@@ -3,12 +3,11 @@
 tests itself with, models/ggml-vocab-command-r.gguf, and random weights: ids
 must be those of the package `tokenizers` and of llama.cpp.
 
-Usage: COHERE_VOCABULARY=FILE tests/python tests/convert/test_cohere.py
-                                                     [--only NAME] [--lines N]
+Usage: tests/python tests/convert/test_cohere.py [--only NAME] [--lines N]
 
-The file is in the source distribution of llama-cpp-python 0.3.36. Lines come
-from ../shared/corpus, the others are noise of all scripts, spaces, control
-characters and emoji.
+pip downloads the source distribution of llama-cpp-python 0.3.36 (77 MB), which
+contains the file, and caches it. Lines come from ../shared/corpus, the others
+are noise of all scripts, spaces, control characters and emoji.
 """
 import argparse
 import functools
@@ -21,8 +20,8 @@ import sys
 import tempfile
 import unicodedata
 
-from converting import ROOT, convert_quietly
-from suite import Skip, Suite
+from converting import ROOT, convert_quietly, out_of_wheel
+from suite import Suite
 
 try:
     import gguf
@@ -38,18 +37,25 @@ try:
 except ImportError:
     tokenizers = None
 CONVERT = os.path.join(ROOT, os.environ.get("BUILD", "build"), "convert_here")
-VOCABULARY = os.environ.get("COHERE_VOCABULARY")
+SOURCE = "llama_cpp_python-0.3.36.tar.gz"
+DIGEST = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+VOCABULARY = SOURCE.removesuffix(".tar.gz") + "/vendor/llama.cpp/models/ggml-vocab-command-r.gguf"
 lines = 2000
 test = Suite()
 cohere_test = test.needs(tokenizers, "tokenizers, NumPy or gguf")
 
 
 @functools.cache
+def vocabulary():
+    """Return a temporary folder with VOCABULARY, and texts and ids beside it."""
+    return out_of_wheel("llama-cpp-python==0.3.36", SOURCE, DIGEST, lambda name: name.startswith(VOCABULARY),
+                        "--no-binary", "llama-cpp-python")
+
+
+@functools.cache
 def published():
     """Return the metadata of the vocabulary's file."""
-    if not VOCABULARY:
-        raise Skip("COHERE_VOCABULARY is not set")
-    return gguf_file.open_gguf(VOCABULARY)[0]
+    return gguf_file.open_gguf(os.path.join(vocabulary().name, VOCABULARY))[0]
 
 
 @functools.cache
@@ -133,10 +139,10 @@ def texts_are_split_as_by_the_package():
 
 @cohere_test
 def texts_are_split_as_by_llama_cpp():
-    published()
-    with open(VOCABULARY + ".inp", encoding="utf-8") as file:
+    path = os.path.join(vocabulary().name, VOCABULARY)
+    with open(path + ".inp", encoding="utf-8") as file:
         texts = file.read().split("\n__ggml_vocab_test__\n")
-    with open(VOCABULARY + ".out", encoding="utf-8") as file:
+    with open(path + ".out", encoding="utf-8") as file:
         wanted = [list(map(int, line.split())) for line in file]
     texts = texts[:len(wanted)]
     assert len(wanted) > 40
