@@ -2661,7 +2661,7 @@ static void moe_lift_sentences(moe_device *d) {
     if (bytes) moe_send(d, targets, d->sentences.targets_host, bytes);
     MOE_LAUNCH(d, moe_k_begin, n, MOE_BLOCK, d->searching, begun, targets);
     d->sentences.live += n;
-    for (size_t i = 0; i < n; i++) d->sentences.ahead += up[i].task.n_constraints ? 0 : up[i].task.n_target;
+    for (size_t i = 0; i < n; i++) d->sentences.ahead += moe_task_given(&up[i].task);
     d->sentences.n = d->sentences.n_targets = 0;
 }
 

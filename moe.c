@@ -10463,11 +10463,16 @@ MOE_SHARED void moe_fill_used(const moe_slot *slot, int32_t last, uint32_t *used
 /* Return 1 if the beam consists of one hypothesis, as at the start and while the target is given. */
 MOE_SHARED int moe_slot_is_one(const moe_slot *slot) { return slot->steps <= slot->task.n_target; }
 
-/* Return how many steps after a slot's next step fit in the same run because their tokens are given. With constraints,
- * only prompt tokens count, since other given tokens may be part of a constraint. */
+/* Return how many steps after a sentence's first one fit in the same run because their tokens are given. With
+ * constraints, only prompt tokens count, since other given tokens may be part of a constraint. */
+MOE_SHARED size_t moe_task_given(const moe_task *task) {
+    const size_t before = task->prompt ? task->prompt - 1 : 0;
+    return task->n_constraints ? before : task->n_target;
+}
+
+/* The same after a slot's next step. */
 MOE_SHARED size_t moe_slot_given(const moe_slot *slot) {
-    const size_t before = slot->task.prompt ? slot->task.prompt - 1 : 0;
-    const size_t end = slot->task.n_constraints ? before : slot->task.n_target;
+    const size_t end = moe_task_given(&slot->task);
     return slot->active && slot->steps < end ? end - slot->steps : 0;
 }
 

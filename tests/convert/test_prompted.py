@@ -558,8 +558,8 @@ def terms_are_copied_or_replace_the_models_word():
         file.flush()
         whole = [TRANSLATE, "-m", path, "-t", "de", "--glossary", file.name]
         found = run(whole, lines)
-        # Batches with constraints have wrong answers on the emulated GPU, also without a glossary.
-        programs = [[EMULATED, *whole[1:], "--device", "cuda", "--batch", "1"]] if os.path.exists(EMULATED) else []
+        programs = [[EMULATED, *whole[1:], "--device", "cuda", "--batch", x] for x in ("1", "2", "7")
+                    if os.path.exists(EMULATED)]
         for other in [*whole, "--batch", "1"], [*whole, "--batch", "7", "--threads", "3", "--piece", "1"], \
                 [*whole, "--beam", "3"], *programs:
             assert run(other, lines).stdout == found.stdout, other
