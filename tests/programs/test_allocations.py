@@ -55,6 +55,7 @@ RUNS = {
     "translate": (["-m", "{0}/translation", "--batch", "2", "--threads", "2"], "ab cd\nx y z\n\na b!\n"),
     "translate-json": (["-m", "{0}/translation", "--json", "--nbest", "2", "--beam", "2", "--no-mmap"], "ab cd\nx!\n"),
     "translate-routing": (["-m", "{0}/translation", "--routing", "/dev/stdout", "--split", "0"], "ab cd\n"),
+    "translate-memory": (["-m", "{0}/translation", "--memory", "{0}/memory", "--beam", "2"], "ab cd x y z b\nab cd\n"),
     "align": (["-m", "{0}/translation"], "ab cd\tx y\n"),
     "align-lexicon": (["-m", "{0}/translation", "--lexicon", "-o", "{1}"], "ab cd\tx y\n"),
     "score": (["-m", "{0}/language", "--threads", "1"], "ab cd\nx y z\n"),
@@ -87,6 +88,8 @@ class Runs:
             file.write("ab cd\nx y\n")
         with open(folder + "/list", "w") as file:
             file.write("[0, 5, 9, 14, 20]")
+        with open(folder + "/memory", "w") as file:
+            file.write("ab cd x y z a\tc d e f g h i\n")
         with open(folder + "/pairs", "w") as file:
             file.write("\t\tab cd\tx y\n\t\ta\tb\n")
 
