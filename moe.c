@@ -11472,8 +11472,9 @@ static void moe_carried_layout(moe_session *s, moe_layout *at) {
         }
 }
 
-/* Return the maximum number of idle pages: one eighth of all pages, so little memory is touched needlessly. */
-static size_t moe_most_idle(const moe_session *s) { return moe_divide_up(s->n_pages, 8); }
+/* Return the maximum number of idle pages: one eighth of all pages, so little memory is touched needlessly, or up to
+ * half of a sentence's if there are few. */
+static size_t moe_most_idle(const moe_session *s) { return moe_divide_up(s->n_pages, moe_min(8, 2 * s->n_slots)); }
 
 /* Carve the pages of rows carried by token, all free, and the numbers of rows carried by state. */
 static void moe_pages_layout(moe_session *s, moe_beam *b, moe_layout *at) {

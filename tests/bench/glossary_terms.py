@@ -5,7 +5,8 @@ affects ordinary sentences (`bleu`).
 
     tests/python tests/bench/glossary_terms.py terms ../shared/corpus/test
     tests/python tests/bench/glossary_terms.py bleu ../shared/corpus/test
-    tests/python tests/bench/glossary_terms.py prompted ../shared/corpus/test -m MODEL
+    tests/python tests/bench/glossary_terms.py prompted ../shared/corpus/test \\
+        -m MODEL
 
 A term is a word that the model does not translate like the reference; word
 co-occurrence finds its translations. A term counts as kept if it appears in the

@@ -116,7 +116,8 @@ def the_last_model_gives_the_hypotheses():
         got, want = json.loads(got), json.loads(want)
         assert got.pop("between_model", "en-de") == "en-de" and got.get("model", "de-fr") == "de-fr", got
         assert got.pop("source") == source and want.pop("source") == got.pop("between", "") == middle, (got, want)
-        assert got == want
+        want.pop("confidence", None)  # the probability for the pivot's text, not for the source
+        assert got == want, (got, want)
 
 
 @test
