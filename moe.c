@@ -10411,7 +10411,6 @@ MOE_SHARED void moe_slot_begin(moe_slot *slot) {
     slot->active = 1;
     slot->steps = slot->ahead = slot->n_tokens = slot->n_finished = slot->expected = slot->guessed = 0;
     slot->broken = slot->stops = 0;
-    slot->right = 0.75f;
     for (size_t i = 0; i < MOE_LOOP_WIDEST; i++) slot->repeats[i] = 0;
     slot->live[0] = first;
     slot->n_live = 1;
@@ -11414,6 +11413,7 @@ struct moe_session {
     uint64_t serials;      /* number of serials assigned so far */
     uint64_t begun, ended; /* number of sentences started so far; number done */
     moe_pace pace;         /* how the time of a run depends on its rows */
+    float right;           /* expected share of right tokens in a draft, from the ends of recent sentences */
     size_t *active;        /* [n_active] slots in the order of their segments of `length` rows carried by source */
     size_t n_active;
     /* the sentences being encoded */
@@ -11769,6 +11769,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
     s->model = m;
     s->allocator = m->allocator;
     s->bytes = bytes;
+    s->right = 0.75f;
     s->carried = (void *)((char *)(s + 1) + MOE_GRAPHS * node_bytes);
     atomic_fetch_add(&m->self->holders, 1);
     MOE_TRY(moe_take_params(m, params, p, error));
@@ -12866,6 +12867,7 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     if (force >= 0) slot->target[slot->task.prompt] = force;
     if (q->target && q->n_target) memcpy(slot->target + slot->task.free, q->target, q->n_target * sizeof *slot->target);
     slot->n_draft = moe_follows_drafts(s, slot) && q->draft ? moe_min(q->n_draft, s->search.max_target) : 0;
+    slot->right = s->right;
     if (slot->n_draft) memcpy(slot->draft, q->draft, slot->n_draft * sizeof *slot->draft);
     if (s->params.shortlist) moe_make_list(s, slot, ids);
     if (s->api) s->api->begin(s->device, at, slot);
@@ -13141,12 +13143,15 @@ static moe_status moe_step(moe_session *s, moe_error *error) {
         moe_slot *slot = &s->slots[i];
         const size_t steps = slot->steps + 1;
         if (slot->waits) continue;
-        if (!(slot->active && slot->stops ? moe_stop_slot(&s->search, slot, i, &d->beam, s->coverage_next)
-                                          : moe_slot_steps(&s->search, slot, i, &d->beam, s->next))) {
-            if (slot->guessed) s->stats.draft_tokens += slot->steps - steps;
+        const int done = slot->active && slot->stops ? moe_stop_slot(&s->search, slot, i, &d->beam, s->coverage_next)
+                                                     : moe_slot_steps(&s->search, slot, i, &d->beam, s->next);
+        if (slot->guessed && slot->steps > steps) s->stats.draft_tokens += slot->steps - steps;
+        slot->guessed = 0; /* a free slot fills no rows */
+        if (!done) {
             moe_report_tokens(s, i);
             continue;
         }
+        if (slot->n_draft) s->right += (slot->right - s->right) * 0.25f;
         moe_write_head(&s->search, &s->slots[i], i, s->results);
         for (int32_t h = 0; h < s->results[1]; h++) moe_write_result(&s->search, &s->slots[i], (size_t)h, s->results);
         moe_deliver(s, s->results);
