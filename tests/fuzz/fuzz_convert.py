@@ -366,9 +366,9 @@ def wait_for(process):
 
 
 # Lines on standard error that are notes, not errors
-NOTES = re.compile(r"^(no (tokeniser|prompt): .*|ignoring end token .*|limiting positions to .*|"
+NOTES = re.compile(r"^(no (tokeniser|prompt): .*|ignoring end token .*|limiting (positions|sources) to .*|"
                    r"converting \S+ to Q4 quantises twice .*|unknown licence: .*|no decoder\.yml or .*|"
-                   r"each text begins with .*|ignoring the scales of .*|skipping .*|"
+                   r"each text begins with .*|ignoring the scales of .*|skipping .*|\S+ lacks eos_token_id: .*|"
                    r".*: continuing without a shortlist)\n", re.M)
 
 
