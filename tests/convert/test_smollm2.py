@@ -266,12 +266,15 @@ def drafts_change_no_byte():
             assert convert_quietly("--from", "gguf", file(), "-o", model, "--type", kind, "--prompts", "milmmt") is None
         lines = [line for line in news() if 20 < len(line) < 120][:6]
         whole = [TRANSLATE, "-m", models[0], "-s", "en", "-t", "de", "--json", "--stats", *GREEDY]
+        verified = 0
         for batch in "1", "3":
             plain, drafted = (run([*whole, "--batch", batch, *more], lines) for more in ([], ["--draft", models[1]]))
             assert plain.stdout == drafted.stdout, (plain.stdout, drafted.stdout)
             rows, right = (int(re.search(rf"{key}\D+(\d+)", drafted.stderr)[1]) for key in ("draft_rows", "draft_tokens"))
             print(f"    batch {batch}: {right} of {rows} guesses were right")
-            assert right, drafted.stderr  # how many rows are guesses depends on the machine's load
+            assert right, drafted.stderr
+            verified += right
+        assert verified > 10
         texts = ["cp -a /usr/share/doc/example-2.13.4/README.gz /usr/share/doc/example-2.13.5/README.gz",
                  '{"name": "Aleksandr Solzhenitsyn", "born": 1918, "works": ["Cancer Ward", "The First Circle"]}',
                  "Nebuchadnezzar, Shadrach, Meshach and Abednego are named in the book of Daniel."]
@@ -280,7 +283,7 @@ def drafts_change_no_byte():
             copied = [(x.text, x.hypotheses) for x in copying.results(texts)]
             assert copied == [(x.text, x.hypotheses) for x in other.results(Text(x, draft="Nein.") for x in texts)]
             print(f"    the text itself: {copying.stats().draft_tokens} of {copying.stats().draft_rows} were right")
-            assert copying.stats().draft_tokens > other.stats().draft_tokens, copied
+            assert copying.stats().draft_tokens > 10 + other.stats().draft_tokens, copied
 
 
 @real_test

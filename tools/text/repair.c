@@ -9,9 +9,9 @@
 #include <string.h>
 
 /* DROP: minimum loss of a changed word in nats; with a smaller loss a word may still have changed if no other word lost
- * four times as much. LOSS: maximum loss of a token that is kept. GAIN: the repair must be more
- * probable for the new text than for the memory's by as many nats. WORDS: maximum words of the model for a change.
- * BEST: hypotheses of the model that are used. */
+ * four times as much. LOSS: maximum loss of a token that is kept. GAIN: minimum by which the repair is more probable
+ * for the new text than for the memory's source. WORDS: maximum words of the model for a change. BEST: hypotheses of
+ * the model that are used. */
 static const float DROP = 2.0f, LEAST_DROP = 0.5f, LOSS = 2.0f, GAIN = 1.0f;
 enum { WORDS = 8, BEST = 2 };
 
