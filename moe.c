@@ -1209,6 +1209,7 @@ typedef enum moe_carry {
     MOE_BY_SOURCE, /* one row per source token, read by all rows of its sentence */
     MOE_BY_TOKEN,  /* one row per generated token, read by its descendants; not copied when beams change */
     MOE_BY_STATE,  /* one row per hypothesis, updated in place; only further children of a parent copy it */
+    MOE_BY_GUESS,  /* one row per guess of the previous run, from which its change of the state can be repeated */
     MOE_CARRY_COUNT
 } moe_carry;
 
@@ -1227,6 +1228,8 @@ typedef struct moe_delta_op {
     const float *conv;                    /* [kernel, conv_cols], oldest input first */
     const float *rate, *shift;            /* [heads] decay = exp(rate softplus(a + shift)) */
     float *states;
+    size_t guess_cols; /* columns of `guesses`, rows of the op without y that the inputs of the convolution precede */
+    float *guesses;
 } moe_delta_op;
 
 typedef struct moe_embed_op {
@@ -1489,6 +1492,10 @@ typedef struct moe_beam {
     /* [rows] indices of a row's hypothesis and of the one that it continues, or -1, among the rows carried by state;
      * NULL if there are none. Rows with parent MOE_ROW_ABOVE have none. */
     int32_t *states, *origins;
+
+    /* [rows] with rows carried by state: index of a guess among the rows carried by guess, else -1. The first row of a
+     * hypothesis has the index of the first of `right` guesses of the previous run that the hypothesis contains. */
+    int32_t *guesses, *right;
 
     float *attention;        /* [rows, max_source] weights, or NULL if not needed; devices use their own memory */
     float *coverage;         /* [rows or slots * beam, max_source] sums of `attention`; may be NULL */
@@ -7105,18 +7112,36 @@ static moe_node *moe_op_delta(moe_graph *g, const moe_delta_op *op, moe_node *x,
 
 static void moe_delta_scratch(const moe_graph *g, moe_node *t, moe_layout *at) {
     t->work.starts = moe_carve(at, g->rows, sizeof *t->work.starts);
+    moe_carve_threads(g, t, at, moe_round_up(t->delta.head_size, MOE_LANES) * t->delta.key_size);
 }
 
 static float *moe_delta_state(const moe_run *run, const moe_node *t, size_t start) {
     return t->delta.states + (size_t)run->frame->beam.states[start] * t->delta.state_cols;
 }
 
-/* Clear the state of a new sentence, or copy the state of a parent that another child updates in place. */
+/* Return the row carried by guess that belongs to a guess, or to the first right guess before a hypothesis's row. */
+static float *moe_delta_guess(const moe_run *run, const moe_node *t, size_t row) {
+    return t->delta.guesses + (size_t)run->frame->beam.guesses[row] * t->delta.guess_cols;
+}
+
+/* Append the inputs of `tokens` rows to those of the convolution in a state. */
+static void moe_delta_append(const moe_delta_op *s, float *state, const float *in, size_t stride, size_t tokens) {
+    const size_t kept = s->kernel - 1, cols = s->conv_cols;
+    for (size_t k = 0; k < kept; k++)
+        memmove(state + k * cols, k + tokens < kept ? state + (k + tokens) * cols : in + (k + tokens - kept) * stride,
+                cols * sizeof *state);
+}
+
+/* Clear the state of a new sentence, or copy the state of a parent that another child updates in place. Append the
+ * inputs of right guesses. */
 static void moe_delta_begin(const moe_run *run, const moe_node *t, size_t row) {
     const moe_beam *b = &run->frame->beam;
     const size_t cols = t->delta.state_cols;
-    if (b->parents[row] == MOE_ROW_ABOVE || b->origins[row] == b->states[row]) return;
+    if (b->parents[row] == MOE_ROW_ABOVE) return;
     float *state = moe_delta_state(run, t, row);
+    if (b->right[row])
+        moe_delta_append(&t->delta, state, moe_delta_guess(run, t, row), t->delta.guess_cols, (size_t)b->right[row]);
+    if (b->origins[row] == b->states[row]) return;
     if (b->origins[row] < 0) memset(state, 0, cols * sizeof *state);
     else memcpy(state, t->delta.states + (size_t)b->origins[row] * cols, cols * sizeof *state);
 }
@@ -7149,46 +7174,72 @@ static void moe_delta_row(const moe_run *run, const moe_node *t, size_t row) {
     }
 }
 
-/* Compute y of one value head for all rows of a hypothesis. The last task stores the inputs of the convolution. */
+/* Compute y of one value head for all rows of a hypothesis, after the right guesses of the previous run. The state does
+ * not include guesses of this run. The last task stores the inputs of the convolution. */
 static void moe_delta_task(void *arg, size_t task, size_t thread) {
     const moe_job *job = arg;
     const moe_node *t = job->t;
+    const moe_beam *b = &job->run->frame->beam;
     const moe_delta_op *s = &t->delta;
     const size_t head = task % (s->heads + 1), at = task / (s->heads + 1), start = t->work.starts[at];
-    const size_t tokens = (at + 1 < job->end ? t->work.starts[at + 1] : job->run->frame->rows) - start;
-    const size_t kept = s->kernel - 1, cols = s->conv_cols, size = s->key_size;
+    const size_t end = at + 1 < job->end ? t->work.starts[at + 1] : job->run->frame->rows, cols = s->conv_cols;
+    const size_t size = s->key_size, floats = moe_round_up(s->head_size, MOE_LANES) * size;
     const size_t key = s->tiled ? head % s->key_heads : head / (s->heads / s->key_heads);
     float *state = moe_delta_state(job->run, t, start);
-    (void)thread;
-    for (size_t k = 0; head == s->heads && k < kept; k++)
-        memmove(state + k * cols,
-                k + tokens < kept ? state + (k + tokens) * cols : moe_row_of(t->src[0], start + k + tokens - kept),
-                cols * sizeof *state);
-    if (head == s->heads) return;
-    state += kept * cols + head * moe_round_up(s->head_size, MOE_LANES) * size;
-    const moe_delta d = { moe_row_of(t, start),
-                          t->stride,
-                          tokens,
-                          s->values + key * size,
-                          s->values + (s->key_heads + key) * size,
-                          s->values + 2 * s->key_heads * size + head * s->head_size,
-                          s->values + cols + head,
-                          s->values + cols + s->heads + head,
-                          head * s->head_size,
-                          size,
-                          s->head_size,
-                          state };
+    size_t tokens = end - start;
+    while (tokens > 1 && b->guesses[start + tokens - 1] >= 0) tokens--;
+    if (head == s->heads) {
+        moe_delta_append(s, state, moe_row_of(t->src[0], start), t->src[0]->stride, tokens);
+        return;
+    }
+    state += (s->kernel - 1) * cols + head * floats;
+    moe_delta d = { moe_row_of(t, start),
+                    t->stride,
+                    tokens,
+                    s->values + key * size,
+                    s->values + (s->key_heads + key) * size,
+                    s->values + 2 * s->key_heads * size + head * s->head_size,
+                    s->values + cols + head,
+                    s->values + cols + s->heads + head,
+                    head * s->head_size,
+                    size,
+                    s->head_size,
+                    state };
+    moe_delta right = d, guesses = d;
+    right.row = b->right[start] ? moe_delta_guess(job->run, t, start) + cols : NULL;
+    right.stride = s->guess_cols, right.tokens = (size_t)b->right[start];
+    if (right.tokens) job->run->kernels->delta(&right);
     job->run->kernels->delta(&d);
+    guesses.row = moe_row_of(t, start + tokens), guesses.tokens = end - start - tokens;
+    guesses.state = moe_thread_of(t, thread);
+    if (!guesses.tokens) return;
+    memcpy(guesses.state, state, floats * sizeof *state);
+    job->run->kernels->delta(&guesses);
+}
+
+/* Keep what a guess changes in the state, after its hypothesis has used the rows that this overwrites. */
+static void moe_delta_keep(const moe_run *run, const moe_node *t, size_t row) {
+    const moe_delta_op *s = &t->delta;
+    const moe_beam *b = &run->frame->beam;
+    if (b->parents[row] != MOE_ROW_ABOVE || b->guesses[row] < 0) return;
+    float *to = moe_delta_guess(run, t, row);
+    memcpy(to, moe_row_of(t->src[0], row), s->conv_cols * sizeof *to);
+    memcpy(to + s->conv_cols + s->values, moe_row_of(t, row) + s->values, (t->cols - s->values) * sizeof *to);
 }
 
 static void moe_compute_delta(const moe_run *run, const moe_node *t) {
+    const moe_beam *b = &run->frame->beam;
     const size_t rows = run->frame->rows;
     moe_job job = { run, t, 0, 0, 0, NULL };
-    for (size_t row = 0; row < rows; row++)
-        if (run->frame->beam.parents[row] != MOE_ROW_ABOVE) t->work.starts[job.end++] = row;
+    int guessed = 0;
+    for (size_t row = 0; row < rows; row++) {
+        if (b->parents[row] != MOE_ROW_ABOVE) t->work.starts[job.end++] = row;
+        else guessed |= b->guesses[row] >= 0;
+    }
     moe_for_rows(run, t, rows, t->delta.state_cols, moe_delta_begin);
     moe_for_rows(run, t, rows, 8 * t->cols, moe_delta_row);
     moe_pool_run(run->pool, job.end * (t->delta.heads + 1), moe_delta_task, &job);
+    if (guessed) moe_for_rows(run, t, rows, t->cols, moe_delta_keep);
 }
 
 /* ==== 27. Ops: attention ======================================================================================
@@ -9340,6 +9391,7 @@ static void moe_bind_delta(moe_reader *r, moe_layer *layer) {
     if (r->status != MOE_OK) return;
     s->conv_cols = (size_t)conv, s->values = (size_t)values;
     s->state_cols = (s->kernel - 1) * s->conv_cols + (size_t)padded * s->key_size;
+    s->guess_cols = 2 * s->conv_cols + s->values + 2 * s->heads;
     moe_bind_affine(r, layer, &d->in, s->conv_cols + s->values + 2 * s->heads, layer->in, "in");
     moe_bind_affine(r, layer, &d->out, layer->in, s->values, "out");
     s->conv = moe_bind_vector(r, s->kernel * s->conv_cols, 0, "%s.conv", layer->name);
@@ -9353,7 +9405,8 @@ static moe_node *moe_build_delta(moe_builder *b, const moe_layer *layer, moe_nod
     const moe_delta_layer *d = &layer->delta;
     moe_delta_op op = d->op;
     x = moe_build_affine(b, layer, &d->in, x, "in");
-    op.states = moe_carried_of(b, layer)->rows;
+    op.states = moe_carried_of(b, layer)[0].rows;
+    op.guesses = moe_carried_of(b, layer)[1].rows;
     moe_node *y = moe_op_view(b->g, moe_op_delta(b->g, &op, x, MOE_PART("delta")), 0, op.values, MOE_PART("y"));
     y = moe_op_rotary(b->g, &d->head_norm, y, MOE_PART("head_norm"));
     x = moe_op_unary(b->g, MOE_UNARY_SWISH, moe_op_view(b->g, x, op.conv_cols, op.values, MOE_PART("z")),
@@ -9362,7 +9415,8 @@ static moe_node *moe_build_delta(moe_builder *b, const moe_layer *layer, moe_nod
 }
 
 static const moe_layer_type moe_delta_type =
-    MOE_LAYER_TYPE("delta", MOE_IN_DECODER, delta, NULL, { "state", MOE_BY_STATE, MOE_AT(delta.op.state_cols), 1 });
+    MOE_LAYER_TYPE("delta", MOE_IN_DECODER, delta, NULL, { "state", MOE_BY_STATE, MOE_AT(delta.op.state_cols), 1 },
+                   { "guesses", MOE_BY_GUESS, MOE_AT(delta.op.guess_cols), 1 });
 
 /* ---- A norm alone ---- */
 
@@ -10379,6 +10433,7 @@ struct moe_slot {
     int32_t *draft;           /* [max_target], n_draft used; see "Drafts" */
     size_t n_draft, expected; /* number of tokens; index of the one that is expected next */
     size_t guessed;           /* rows of the current run whose input is a guess, the last of `ahead` */
+    size_t guess, accepted;   /* index of the current or previous run's first guess; right ones of the previous run */
     float right;              /* share of the recently expected tokens that were right */
     moe_constraint_state *constraints; /* [max_constraints], n_constraints used */
     int32_t *constraint_ids;           /* [max_target] tokens of the constraints */
@@ -10409,7 +10464,7 @@ MOE_SHARED int moe_is_end(const moe_search *s, int32_t id) {
 MOE_SHARED void moe_slot_begin(moe_slot *slot) {
     const moe_live first = { 0.0f, 0.0f, -1, SIZE_MAX, 0, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0, 0 };
     slot->active = 1;
-    slot->steps = slot->ahead = slot->n_tokens = slot->n_finished = slot->expected = slot->guessed = 0;
+    slot->steps = slot->ahead = slot->n_tokens = slot->n_finished = slot->expected = slot->guessed = slot->accepted = 0;
     slot->broken = slot->stops = 0;
     for (size_t i = 0; i < MOE_LOOP_WIDEST; i++) slot->repeats[i] = 0;
     slot->live[0] = first;
@@ -11481,6 +11536,8 @@ static void moe_pages_layout(moe_session *s, moe_beam *b, moe_layout *at) {
     const int states = moe_model_carries(s->model, MOE_BY_STATE, 1);
     if (states) b->states = moe_carve(at, s->rows, sizeof *b->states);
     if (states) b->origins = moe_carve(at, s->rows, sizeof *b->origins);
+    if (states) b->guesses = moe_carve(at, s->rows, sizeof *b->guesses);
+    if (states) b->right = moe_carve(at, s->rows, sizeof *b->right);
     s->pages = moe_carve(at, s->n_pages, sizeof *s->pages);
     s->free_pages = moe_carve(at, s->n_pages, sizeof *s->free_pages);
     s->beginnings = moe_carve(at, MOE_PAGE * s->n_pages, sizeof *s->beginnings);
@@ -11715,6 +11772,7 @@ static moe_status moe_settle_rows(moe_session *s, moe_error *error) {
     s->n_kept = moe_most_kept(s);
     if (s->params.context_memory) MOE_TRY(moe_limit_pages(s, error));
     s->carried_rows[MOE_BY_STATE] = batch * beam + s->n_slots - batch + s->n_kept;
+    s->carried_rows[MOE_BY_GUESS] = s->api ? 0 : moe_min(MOE_GUESSES, s->search.ahead);
     if (s->n_pages) s->carried_rows[MOE_BY_TOKEN] = s->n_pages * MOE_PAGE;
     return MOE_OK;
 }
@@ -12179,13 +12237,11 @@ moe_status moe_session_new(const moe_model *model, const moe_session_params *par
 /* ==== 39. Drafts ==============================================================================================
  * How many tokens of a draft to compute in a run. Invariant: results do not depend on this number. */
 
-/* Return 1 if guesses can be computed for a sentence: it has one hypothesis, no state must be undone, and no callback
- * sees the rows. */
+/* Return 1 if guesses can be computed for a sentence: it has one hypothesis, and no callback sees the rows. */
 static int moe_follows_drafts(const moe_session *s, const moe_slot *slot) {
     const moe_session_params *p = &s->params;
     return s->search.ahead && slot->task.beam == 1 && !slot->task.scoring && !slot->task.n_constraints && !s->api &&
-           !s->frames[MOE_DECODER].beam.states && !p->next_token && !p->routing && !p->attention &&
-           !s->search.rules.stay;
+           !p->next_token && !p->routing && !p->attention && !s->search.rules.stay;
 }
 
 /* Return the seconds of a run with `rows` rows, and in *more those of one more row: a line through recent runs that, as
@@ -12963,6 +13019,7 @@ static void moe_fill_row(moe_session *s, const moe_slot *slot, const moe_live *l
     b->segment[row] = slot->task.segment;
     b->length[row] = slot->task.length;
     b->want[row] = asked.want;
+    if (b->states) b->guesses[row] = -1, b->right[row] = 0;
     if (b->chain) moe_fill_chain(slot, live->last, position + 1, b->chain + row * s->search.max_target);
     if (f->keys) {
         f->keys[row] = ~slot->task.key;
@@ -12993,25 +13050,26 @@ static void moe_choose_state(moe_session *s, moe_slot *slot, size_t h, size_t ro
     }
     b->states[row] = (int32_t)(first + slot->live[h].state);
     b->origins[row] = slot->live[h].row != SIZE_MAX ? (int32_t)(first + origin) : slot->steps ? slot->from : -1;
+    b->guesses[row] = (int32_t)slot->guess, b->right[row] = (int32_t)slot->accepted;
 }
 
 /* Fill one row for each live hypothesis, followed by rows of given or guessed tokens while rows are free. Keys and
  * values of all rows are stored before any row attends to them. */
 static void moe_fill_frame(moe_session *s) {
-    size_t rows = 0, spare = s->search.ahead, *starts = &s->frames[MOE_DECODER].beam.most_starts;
-    size_t slots = 0, guesses = MOE_GUESSES;
+    moe_beam *b = &s->frames[MOE_DECODER].beam;
+    size_t rows = 0, spare = s->search.ahead, slots = 0, guesses = MOE_GUESSES;
     double cost, share;
-    *starts = 0;
+    b->most_starts = 0;
     for (size_t i = 0; i < s->n_slots; i++) slots += (size_t)(s->slots[i].active && !s->slots[i].waits);
     share = moe_pace_of(&s->pace, (double)slots, &cost) / (double)moe_max(slots, 1);
     s->pace.mixed = 0;
     for (moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++) {
         if (!slot->active || slot->waits) continue;
-        *starts = moe_max(*starts, slot->task.n_constraints);
+        b->most_starts = moe_max(b->most_starts, slot->task.n_constraints);
         for (size_t h = 0; h < slot->n_live; h++) {
             if (slot->live[h].ended) continue;
             moe_fill_row(s, slot, &slot->live[h], slot->steps, rows);
-            if (s->frames[MOE_DECODER].beam.states) moe_choose_state(s, slot, h, rows);
+            if (b->states) moe_choose_state(s, slot, h, rows);
             slot->live[h].row = rows++;
         }
         moe_live live = slot->live[0];
@@ -13022,10 +13080,13 @@ static void moe_fill_frame(moe_session *s) {
             s->pace.mixed = 1;
         }
         const size_t most = moe_min(guesses, moe_min(spare, moe_guesses(s, slot, cost, share)));
+        slot->guess = MOE_GUESSES - guesses;
         for (slot->guessed = 0; slot->guessed < most; slot->guessed++, spare--) {
             if (!moe_take_pages(s, slot, slot->n_tokens + slot->ahead + 2)) break;
             moe_give_token(slot, &live, slot->draft[slot->expected + slot->guessed]);
-            moe_fill_row(s, slot, &live, slot->steps + ++slot->ahead, rows++);
+            moe_fill_row(s, slot, &live, slot->steps + ++slot->ahead, rows);
+            if (b->states) b->guesses[rows] = (int32_t)(slot->guess + slot->guessed);
+            rows++;
         }
         guesses -= slot->guessed;
         s->stats.draft_rows += slot->guessed;
@@ -13145,7 +13206,8 @@ static moe_status moe_step(moe_session *s, moe_error *error) {
         if (slot->waits) continue;
         const int done = slot->active && slot->stops ? moe_stop_slot(&s->search, slot, i, &d->beam, s->coverage_next)
                                                      : moe_slot_steps(&s->search, slot, i, &d->beam, s->next);
-        if (slot->guessed && slot->steps > steps) s->stats.draft_tokens += slot->steps - steps;
+        slot->accepted = slot->guessed && slot->steps > steps ? slot->steps - steps : 0;
+        s->stats.draft_tokens += slot->accepted;
         slot->guessed = 0; /* a free slot fills no rows */
         if (!done) {
             moe_report_tokens(s, i);

@@ -603,8 +603,7 @@ typedef struct moe_request {
     /* A text that the translation may resemble, such as an older translation or a fast model's, or NULL: [n_draft] ids
      * without those of `target`. It changes the time only: the session computes probable tokens of the draft together
      * and keeps those that it would have chosen. It computes none if it expects no gain, with a beam above 1, for
-     * LSTM and Gated DeltaNet decoders, with constraints or callbacks next_token, routing or attention, and on a GPU.
-     */
+     * LSTM decoders, with constraints or callbacks next_token, routing or attention, and on a GPU. */
     const int32_t *draft;
     size_t n_draft;
 } moe_request;

@@ -884,6 +884,45 @@ TEST(drafts_do_not_change_a_bit) {
     }
 }
 
+/* Guesses do not change the states of Gated DeltaNet unless the translation contains them. */
+TEST(drafts_change_no_state) {
+    for (int i = 0; i < 8; i++) {
+        fixture *f = open_model(mw_delta_decoder(i % 2 ? MW_Q8 : MW_F32, 5));
+        moe_session_params p = params_for(f->model);
+        ask *asks = mw_zeros(SENTENCES * sizeof *asks);
+        poke(f, "output.bias", MW_EOS, moe_to_bits(-3.0f)); /* longer translations */
+        p.beam = p.nbest = 1, p.max_source = 24, p.max_target = p.max_len_offset = 30, p.kv_bits = i % 3 ? 16 : 8;
+        if (i == 2 || i == 3) p.sample = 1, p.temperature = 0.6f, p.top_p = 0.9f;
+        for (size_t k = 0; k < SENTENCES; k++) {
+            asks[k].n_source = 1 + 7 * k % 22;
+            for (size_t t = 0; t < asks[k].n_source; t++)
+                asks[k].source[t] = 8 + (int32_t)((t < 16 ? 3 * t : k * t) % (MW_VOCABULARY - 8));
+            if (k % 4 == 3) asks[k].prefix = 1, give_target(asks, k, k % 6);
+        }
+        outcome *wanted = translate(f, &p, asks, SENTENCES), found[SENTENCES];
+        p.beam = i > 3 ? 3 : 1;
+        for (int kind = 0; kind < 5; kind++) {
+            make_drafts(asks, wanted, kind);
+            p.batch = kind % 2 ? 5 : 1, p.threads = 1 + kind % 2, p.isa = isa_of((size_t)(i + kind));
+            p.piece = kind ? 2 + i : 0, p.context_memory = i % 2;
+            moe_session *s = new_session(f, &p);
+            for (int round = 0; round < 2; round++) {
+                request_feed feed = { .asks = asks, .n = SENTENCES, .outcome = found, .later = round, .beam = 1 };
+                moe_error e;
+                memset(found, 0, sizeof found);
+                assert_int_equal(moe_translate(s, pull, done, &feed, &e), MOE_OK);
+                assert_same(wanted, found, SENTENCES, "a draft");
+            }
+            const moe_stats stats = moe_session_stats(s);
+            CHECK(kind > 2 || stats.draft_tokens > 0, "%d %d: %zu of %zu", i, kind, (size_t)stats.draft_tokens,
+                  (size_t)stats.draft_rows);
+            moe_session_free(s);
+        }
+        free(asks), free(wanted);
+        drop(f);
+    }
+}
+
 /* A beam, constraints and callbacks disable drafts; invalid ids are errors. */
 TEST(drafts_that_cannot_be_followed) {
     fixture *f = small(NLLB, MW_Q8);
