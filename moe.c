@@ -1228,7 +1228,7 @@ typedef struct moe_delta_op {
     const float *conv;                    /* [kernel, conv_cols], oldest input first */
     const float *rate, *shift;            /* [heads] decay = exp(rate softplus(a + shift)) */
     float *states;
-    size_t guess_cols; /* columns of `guesses`, rows of the op without y that the inputs of the convolution precede */
+    size_t guess_cols; /* columns of `guesses`: inputs of the convolution, then a row of the op, whose y is unused */
     float *guesses;
 } moe_delta_op;
 
