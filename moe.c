@@ -45,6 +45,7 @@
  *   41. Sessions: places       segments and pages of rows that sentences carry
  *   42. Sessions: translating  request queue, continuous batching, public functions
  *   43. Sessions: classifying  classifying rows of numbers in batches
+ *   44. Sessions: prompts      files of prompts that a session has computed
  *
  * Read these sections first (4,950 lines). They contain nearly all of the 204 functions (2,100 lines) that translate
  * one sentence, roughly in the order of the calls:
@@ -6099,6 +6100,10 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
     return moe_file_save(NULL, NULL, path, NULL, error);
 }
 
+moe_status moe_session_prompts(moe_session *s, const char *path, int save, moe_error *error) {
+    return (void)s, (void)save, moe_file_save(NULL, NULL, path, NULL, error);
+}
+
 #endif /* MOE_NO_WRITER */
 
 #endif /* MOE_HOST */
@@ -11406,10 +11411,10 @@ typedef struct moe_ticket {
 
 /* A page of rows carried by token, which belongs to one sentence or is shared by sentences with the same start. */
 typedef struct moe_page {
-    size_t users;            /* sentences that use it */
     uint64_t serial, before; /* id of this page in a shared start, id of the previous page; 0 if none */
     int32_t ids[MOE_PAGE];
-    int filled; /* 1 if all rows are stored */
+    size_t users;       /* sentences that use it */
+    int filled, loaded; /* 1 if all rows are stored; 1 if they are from a file */
 } moe_page;
 
 /* Decayed sums over the decoder's runs: of 1, rows, seconds, rows * rows and rows * seconds. */
@@ -11704,14 +11709,17 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
 
 /* ---- Plan: resolve the parameters ---- */
 
+/* Return the bytes of a layer's row if the i-th carried rows of all layers are carried `by`, else 0. */
+static size_t moe_carried_row(const moe_session *s, size_t i, moe_carry by) {
+    const moe_layer *layer = &s->model->layers[i / MOE_CARRIES];
+    const moe_keep keep = moe_keep_of(layer, i % MOE_CARRIES, s->keep);
+    return layer->type->carries[i % MOE_CARRIES].by == by ? moe_keep_bytes(&keep) : 0;
+}
+
 /* Return the bytes of a row carried by token or by state, including all layers. */
 static size_t moe_carried_bytes(const moe_session *s, moe_carry by) {
     size_t bytes = 0;
-    for (const moe_layer *layer = s->model->layers; layer < s->model->layers + s->model->n_layers; layer++)
-        for (size_t k = 0; k < MOE_CARRIES; k++) {
-            const moe_keep keep = moe_keep_of(layer, k, s->keep);
-            if (layer->type->carries[k].by == by) bytes += moe_keep_bytes(&keep);
-        }
+    for (size_t i = 0; i < s->model->n_layers * MOE_CARRIES; i++) bytes += moe_carried_row(s, i, by);
     return bytes;
 }
 
@@ -12547,16 +12555,19 @@ static moe_slot *moe_oldest(const moe_session *s, int waits, uint64_t age) {
 /* Return the number of rows that a sentence needs for its next step, or to start. */
 static size_t moe_rows_needed(const moe_slot *slot) { return 1 + (slot->waits ? slot->task.n_target : slot->n_tokens); }
 
+/* Return the hash table's entry for a page with these tokens that follows page `before` of a shared start. */
+static int32_t *moe_beginning_of(const moe_session *s, uint64_t before, const int32_t *ids) {
+    for (size_t i = 0; i < MOE_PAGE; i++) before = moe_hash(before ^ (uint64_t)ids[i]);
+    return &s->beginnings[before % (MOE_PAGE * s->n_pages)];
+}
+
 /* Return the page of a shared start that contains page `at` of a sentence and follows page `before`, or -1. `ids`
  * receives its tokens, *entry its entry in the hash table. */
 static int32_t moe_find_beginning(const moe_session *s, const moe_slot *slot, size_t at, uint64_t before, int32_t *ids,
                                   int32_t **entry) {
-    uint64_t key = before;
-    for (size_t i = 0, row = at * MOE_PAGE; i < MOE_PAGE; i++, row++) {
+    for (size_t i = 0, row = at * MOE_PAGE; i < MOE_PAGE; i++, row++)
         ids[i] = row ? slot->target[row - 1] : slot->task.begin;
-        key = moe_hash(key ^ (uint64_t)ids[i]);
-    }
-    *entry = &s->beginnings[key % (MOE_PAGE * s->n_pages)];
+    *entry = moe_beginning_of(s, before, ids);
     const moe_page *p = &s->pages[**entry < 0 ? 0 : **entry];
     const int same = p->serial && p->before == before && memcmp(ids, p->ids, sizeof p->ids) == 0;
     return same ? **entry : -1;
@@ -12583,12 +12594,10 @@ static void moe_keep_states(moe_session *s, const moe_slot *slot) {
     moe_states *kept = moe_find_kept(s, NULL);
     const size_t from = slot->state + slot->live[0].state, to = (size_t)kept->row;
     kept->serial = s->pages[slot->pages[slot->keep / MOE_PAGE - 1]].serial, kept->used = ++s->uses;
-    for (size_t i = 0; i < s->model->n_layers; i++)
-        for (size_t k = 0; k < MOE_CARRIES; k++) {
-            const moe_layer *layer = &s->model->layers[i];
-            const size_t n = layer->type->carries[k].by == MOE_BY_STATE ? moe_carried_cols(layer, k) : 0;
-            if (n) memcpy(s->carried[i][k].rows + to * n, s->carried[i][k].rows + from * n, n * sizeof(float));
-        }
+    for (size_t i = 0, n; i < s->model->n_layers * MOE_CARRIES; i++) {
+        char *rows = (char *)(void *)s->carried[i / MOE_CARRIES][i % MOE_CARRIES].rows;
+        if ((n = moe_carried_row(s, i, MOE_BY_STATE)) != 0) memcpy(rows + to * n, rows + from * n, n);
+    }
 }
 
 /* Return the largest number of leading pages that a sentence may share with one of those that wait. */
@@ -12619,7 +12628,10 @@ static void moe_begin_pages(moe_session *s, size_t at) {
         if (!s->n_kept || kept) shared = same + 1, before = last;
         if (kept) kept->used = ++s->uses, slot->from = kept->row;
     }
-    while (slot->n_pages < shared) moe_share_page(s, slot->pages[slot->n_pages++]);
+    for (; slot->n_pages < shared; s->stats.shared_rows += MOE_PAGE) {
+        s->stats.loaded_rows += s->pages[slot->pages[slot->n_pages]].loaded ? MOE_PAGE : 0;
+        moe_share_page(s, slot->pages[slot->n_pages++]);
+    }
     slot->n_filled = shared;
     slot->keep = s->n_kept && alike ? MOE_PAGE * (same > shared ? same : moe_common_pages(s, slot)) : 0;
     while (slot->steps < shared * MOE_PAGE) moe_score_step(&s->search, slot, at, &s->frames[MOE_DECODER].beam);
@@ -13353,6 +13365,121 @@ moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_
     MOE_TRY(moe_session_enter(s, error));
     return moe_session_leave(s, moe_classify_all(s, inputs, rows, classes, logprobs, &why), &why, error);
 }
+
+/* ==== 44. Sessions: prompts ===================================================================================
+ * Files of prompts: a head, kept states (the least recently used first) and idle pages (the most recently used first).
+ * Each of these is a record: numbers, rows of all layers, and a CRC-32 that starts from the head's and from the offset.
+ * Invariant: a session finds nothing of a file before all records that fit have been verified. */
+
+#if !defined(MOE_NO_WRITER)
+
+typedef struct moe_prompts {
+    moe_session *s;
+    moe_output file; /* to read, only `path`, `fd` and `at` are used */
+    int save;
+    const char *problem;
+    uint32_t sum; /* CRC-32 of the record so far */
+    struct moe_prompts_head {
+        char magic[8];
+        uint32_t sum, model, settings; /* CRC-32 of the rest, of the model's header, of all else that rows depend on */
+        uint32_t n_states;
+        uint64_t n_pages, serials;
+    } head;
+    moe_error *error;
+} moe_prompts;
+
+/* Write or read bytes, and add them to the checksum. */
+static moe_status moe_prompts_pass(moe_prompts *f, void *data, size_t bytes) {
+    size_t got = bytes;
+    const int code = f->save ? 0 : moe_read_at(f->file.fd, data, bytes, f->file.at, &got);
+    if (code) return moe_fail(f->error, MOE_ERROR_IO, "read", "cannot read %.160s: %s", f->file.path, strerror(code));
+    if (f->save) MOE_TRY(moe_output_write(&f->file, data, bytes, f->error));
+    else f->file.at += got;
+    f->sum = moe_crc32(f->sum, data, got);
+    return got == bytes ? MOE_OK : (f->problem = "is cut off", MOE_ERROR_FORMAT);
+}
+
+/* Write or read a record: numbers [bytes], and a page of rows carried by token, or a row carried by state. */
+static moe_status moe_prompts_record(moe_prompts *f, void *numbers, size_t bytes, moe_carry by, int32_t at) {
+    f->sum = moe_crc32(f->head.sum, &f->file.at, sizeof f->file.at);
+    MOE_TRY(moe_prompts_pass(f, numbers, bytes));
+    for (size_t i = 0; i < f->s->model->n_layers * MOE_CARRIES; i++) {
+        const size_t each = moe_carried_row(f->s, i, by) * (by == MOE_BY_TOKEN ? MOE_PAGE : 1);
+        char *rows = (char *)(void *)f->s->carried[i / MOE_CARRIES][i % MOE_CARRIES].rows;
+        if (each) MOE_TRY(moe_prompts_pass(f, rows + (size_t)at * each, each));
+    }
+    uint32_t sum = f->sum, computed = sum;
+    MOE_TRY(moe_prompts_pass(f, &sum, sizeof sum));
+    return sum == computed ? MOE_OK : (f->problem = "is damaged", MOE_ERROR_FORMAT);
+}
+
+static moe_status moe_prompts_records(moe_prompts *f) {
+    moe_session *s = f->s;
+    struct moe_prompts_head *h = &f->head, own = *h;
+    const moe_status status = moe_prompts_pass(f, h, sizeof *h);
+    if (status != MOE_ERROR_FORMAT) MOE_TRY(status);
+    const int ours = !status && memcmp(h->magic, own.magic, sizeof own.magic) == 0;
+    f->problem = !ours                                               ? "does not contain saved prompts"
+                 : moe_crc32(0, &h->model, sizeof *h - 12) != h->sum ? "is damaged"
+                 : h->serials >> 62 || (h->n_states && !s->n_kept)   ? "is damaged"
+                 : h->model != own.model                             ? "is of another model"
+                 : h->settings != own.settings                       ? "is of another version, kv_bits or gating"
+                                                                     : NULL;
+    if (f->problem) return ours ? MOE_ERROR_FORMAT : MOE_ERROR_ARGUMENT;
+    const size_t n = f->save ? s->n_idle : moe_min((size_t)h->n_pages, moe_min(moe_most_idle(s), s->n_free));
+    const int32_t *pages = f->save ? s->idle_pages : s->free_pages + s->n_free - n; /* least recently used first */
+    for (uint32_t i = 0; i < h->n_states; i++) {
+        moe_states *k = moe_find_kept(s, NULL);
+        MOE_TRY(moe_prompts_record(f, &k->serial, sizeof k->serial, MOE_BY_STATE, k->row));
+        k->used = ++s->uses;
+    }
+    for (size_t i = n; i-- > 0;) {
+        moe_page *p = &s->pages[pages[i]];
+        MOE_TRY(moe_prompts_record(f, p, offsetof(moe_page, users), MOE_BY_TOKEN, pages[i]));
+        if (p->before >= p->serial || p->serial > h->serials) return f->problem = "is damaged", MOE_ERROR_FORMAT;
+    }
+    for (s->n_free -= f->save ? 0 : n, s->serials = h->serials; s->n_idle < n; s->n_idle++) {
+        moe_page *p = &s->pages[s->idle_pages[s->n_idle] = pages[s->n_idle]];
+        p->filled = p->loaded = 1;
+        *moe_beginning_of(s, p->before, p->ids) = pages[s->n_idle];
+    }
+    return MOE_OK;
+}
+
+moe_status moe_session_prompts(moe_session *s, const char *path, int save, moe_error *error) {
+    const uint64_t page = moe_carried_bytes(s, MOE_BY_TOKEN), state = moe_carried_bytes(s, MOE_BY_STATE);
+    const uint64_t keep = (uint64_t)s->keep, gating = (uint64_t)s->graphs[MOE_DECODER].gating;
+    const uint64_t settings[] = { MOE_VERSION_NUMBER, MOE_PAGE, page, state, keep, gating };
+    moe_prompts f = { s, { .path = path }, save, NULL, 0, { "MOEKEPT", 0, 0, 0, 0, s->n_idle, s->serials }, error };
+    moe_status status = MOE_OK;
+    char where[32];
+    if (!s->shares) MOE_FAIL(UNSUPPORTED, "session", "only decoder-only models on device cpu share prompts");
+    if (!save && s->serials) MOE_FAIL(ARGUMENT, "session", "the session has translated already");
+    MOE_TRY(moe_session_enter(s, error));
+    memcpy(&f.head.model, s->model->file.header + offsetof(moe_header, checksum), sizeof f.head.model);
+    f.head.settings = moe_crc32(0, settings, sizeof settings);
+    for (size_t i = 0; i < s->n_kept; i++) /* let moe_find_kept return the unused ones last */
+        if (s->kept[i].serial) f.head.n_states++;
+        else s->kept[i].used = ++s->uses;
+    f.head.sum = moe_crc32(0, &f.head.model, sizeof f.head - 12);
+    if (save) status = moe_output_begin(&f.file, path, s->block_bytes, 0, error); /* the file has fewer bytes */
+    else if ((f.file.fd = moe_open_path(path)) < 0)
+        status = moe_fail(error, MOE_ERROR_IO, "open", "cannot open %.160s: %s", path, strerror(errno));
+    if (!status) {
+        status = moe_prompts_records(&f);
+        if (save) status = moe_output_end(&f.file, status, error);
+        else moe_close_descriptor(f.file.fd);
+        for (size_t i = 0; i < s->n_kept && status && !save; i++) s->kept[i].serial = 0;
+    }
+    snprintf(where, sizeof where, "before offset %" PRIu64, f.file.at);
+    if (f.problem)
+        moe_fail(error, status, where, "%.140s %s: %sname another file", path, f.problem,
+                 status == MOE_ERROR_FORMAT ? "delete it or " : "");
+    atomic_store(&s->busy, 0);
+    return status;
+}
+
+#endif /* MOE_NO_WRITER */
 
 #endif /* MOE_HOST */
 #endif /* MOE_ISA */

@@ -2,7 +2,8 @@
  * Build:   cc -O2 app.c moe.c -lm -pthread
  *          Linux, macOS, Windows (MinGW) and WebAssembly (WASI), 64 and 32 bits. Macros for smaller builds:
  *          MOE_PORTABLE (no kernels of an instruction set), MOE_ONLY_ISA=avx2 (the kernels of one of moe_isa_names, and
- *          portable ones), MOE_NO_WRITER (no moe_model_save and moe_model_write).
+ *          portable ones), MOE_NO_WRITER (nothing that writes files: moe_model_save, moe_model_write,
+ *          moe_session_save_prompts; nor moe_session_load_prompts).
  *
  * How it works
  *   A moe_model is an open model file. A moe_session translates with a model: moe_translate pulls requests (token ids)
@@ -529,7 +530,9 @@ moe_status moe_session_bytes(const moe_model *model, const moe_session_params *p
     X(SUM, expert_ahead, "experts prefetched")                                                                \
     X(SUM, expert_ahead_used, "prefetched experts that were used")                                            \
     X(SUM, draft_rows, "rows that computed tokens of drafts")                                                 \
-    X(SUM, draft_tokens, "of these tokens, those of the translation")
+    X(SUM, draft_tokens, "of these tokens, those of the translation")                                         \
+    X(SUM, shared_rows, "rows of prompts that the session had already, so it did not compute them")           \
+    X(SUM, loaded_rows, "of these, rows from a file of prompts")
 
 #define MOE_STAT_SUM uint64_t
 #define MOE_STAT_LEVEL uint64_t
@@ -551,6 +554,23 @@ static inline moe_stats moe_session_stats(const moe_session *session) {
     moe_stats stats;
     moe_session_stats_sized(session, &stats, sizeof stats);
     return stats;
+}
+
+/* A session of a model without an encoder computes the common beginning of prompts once, and keeps keys, values and
+ * states of recent prompts in its memory: whole pages of 16 tokens. Save them to a file, which appears completely or
+ * not at all, or load them into a new session: those that fit, the most recently used first. Loading changes no
+ * results. It verifies all that it uses; after an error the session has no prompts, but is usable. The file fits any
+ * batch, number of threads and instruction set. It contains the tokens of the prompts. Errors: MOE_ERROR_FORMAT (a
+ * damaged file, or one of another model, library version, kv_bits or gating: a caller may replace it),
+ * MOE_ERROR_ARGUMENT (another kind of file, or the session has translated already), MOE_ERROR_UNSUPPORTED (a model with
+ * an encoder, a GPU, noise, batchwise gates, or callback routing, attention or trace), MOE_ERROR_IO,
+ * MOE_ERROR_CANCELLED (by a signal). */
+moe_status moe_session_prompts(moe_session *session, const char *path, int save, moe_error *error);
+static inline moe_status moe_session_save_prompts(moe_session *s, const char *path, moe_error *e) {
+    return moe_session_prompts(s, path, 1, e);
+}
+static inline moe_status moe_session_load_prompts(moe_session *s, const char *path, moe_error *e) {
+    return moe_session_prompts(s, path, 0, e);
 }
 
 const char *moe_isa_names(void);         /* instruction sets of this build, the best one last: "portable avx2 ..." */

@@ -244,7 +244,7 @@ tidy: $(BUILD)/.deps-build $(BUILD)/.deps-tidy $(BUILD)/routing-html.inc $(BUILD
 # except `model`, are $(CC)'s normal build.
 FUZZ_CC ?= $(firstword $(shell command -v clang-14) clang)
 FUZZ_PYTHON = documents convert decoder gguf marian-bin marian-npz marian-yml marian-spm shortlist
-FUZZ_TARGETS = model kernels kernels-emulated text bpe lines units routing idx marian checkpoint get server \
+FUZZ_TARGETS = model prompts kernels kernels-emulated text bpe lines units routing idx marian checkpoint get server \
 	$(FUZZ_PYTHON)
 SECONDS ?= 20
 FUZZ_SANITIZE = -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize=pointer-overflow,object-size \
@@ -252,7 +252,7 @@ FUZZ_SANITIZE = -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize=po
 FUZZ_LINK = $(CXX) $(EXTRA) -fsanitize=fuzzer -pthread $(filter %.o,$^) $(filter %.a,$^)
 
 # Build all targets, then run JOBS at a time.
-FUZZ_SANITIZED = model text bpe lines units routing idx marian checkpoint get server
+FUZZ_SANITIZED = model prompts text bpe lines units routing idx marian checkpoint get server
 fuzz: $(addprefix build/fuzz/,$(filter-out $(FUZZ_SANITIZED),$(FUZZ_TARGETS))) $(BUILD)/moe.o
 	+@$(call make_fuzz,$(FUZZ_SANITIZED:%=build/fuzz/fuzz_%))
 	@printf '%s\n' $(FUZZ_TARGETS) | xargs -P $(JOBS) -I TARGET tests/python tests/fuzz/run TARGET $(SECONDS) $(SEED)
@@ -276,7 +276,7 @@ $(FUZZ_PYTHON:%=build/fuzz/%): all ; # not linked from the objects with these na
 $(BUILD)/fuzz_kernels.o $(BUILD)/fuzz_kernels-emulated.o: SPEED = -O3
 
 $(BUILD)/fuzz_model.o: C_FLAGS += $(if $(findstring clang,$(CC)),-fno-sanitize-coverage=trace-cmp)
-$(BUILD)/fuzz_model: $(BUILD)/fuzz_model.o
+$(BUILD)/fuzz_model $(BUILD)/fuzz_prompts: %: %.o
 	$(FUZZ_LINK) -lm -o $@
 
 $(BUILD)/fuzz_text $(BUILD)/fuzz_bpe $(BUILD)/fuzz_lines $(BUILD)/fuzz_units \
