@@ -248,6 +248,90 @@ def drafts_change_no_answer():
 
 
 @model_test
+def prompts_survive_programs():
+    """--prompt-cache changes no byte, and later runs of moe-translate, Translator and moe-server start from it."""
+    from moe_translate import MoeError, Translator
+    folder = os.path.join(here.name, "prompts")
+    file = os.path.join(here.name, "a.prompts")
+    own = "Rules: " + "be short, exact and kind, " * 12 + "into {target_lang}: {source_text}"
+    lines = ["house", "Where is my book?", "one two three"]
+    command = [TRANSLATE, "-m", model()[0], "-t", "de", "--prompt", own, "--json", *LIMITS, "--stats"]
+
+    def translated(*options, status=0):
+        done = subprocess.run([*command, *options], input="\n".join(lines), capture_output=True, encoding="utf-8",
+                              timeout=300)
+        assert done.returncode in (status, 1), done.stderr
+        found = re.search(r"loaded_rows (\d+)", done.stderr)
+        return done.stdout, int(found[1]) if found else 0, done.stderr
+
+    wanted = translated()[0]
+    assert translated("--prompt-cache", file)[:2] == (wanted, 0)
+    first = os.path.getsize(file)
+    found, rows, told = translated("--prompt-cache", file, "--batch", "2", "--threads", "2")
+    assert found == wanted and rows >= 3 * 96, rows
+    assert f", {rows} of them from --prompt-cache" in told, told
+    assert os.path.getsize(file) == first
+    with open(file, "r+b") as damaged:  # replaced
+        damaged.seek(first // 2)
+        damaged.write(b"damage")
+    for options in [], ["--kv-bits", "8"]:
+        found, rows, told = translated("--prompt-cache", file, *options)
+        assert rows == 0 and "it will be replaced" in told and (found == wanted or options), told
+        again = translated("--prompt-cache", file, *options)
+        assert again[0] == found and again[1] >= 3 * 96, again[1:]
+    assert "it will be replaced" not in translated("--prompt-cache", file, "--kv-bits", "16", "-q")[2]
+    diary = os.path.join(here.name, "diary")
+    with open(diary, "w", encoding="utf-8") as out:
+        out.write("Dear diary, " * 99)
+    assert "does not contain saved prompts" in translated("--prompt-cache", diary, status=2)[2]
+    missing = os.path.join(here.name, "missing", "a.prompts")
+    assert "cannot write" in translated("--prompt-cache", missing, status=4)[2]
+    other = os.path.join(ROOT, "models", "en-de-fr-es.bin")
+    done = run([TRANSLATE, "-m", other, "-t", "de", "--prompt-cache", missing, "house"])
+    assert "no prompt cache: only decoder-only models" in done.stderr, done.stderr
+
+    os.mkdir(folder)  # a file for each model
+    limits = {"max_len_factor": 0, "max_len_offset": LIMIT}
+    texts = []
+    for _ in range(2):
+        with Translator(model()[0], target="de", prompt=own, prompt_cache=folder, **limits) as translator:
+            texts.append([result.text for result in translator.results(lines)])
+            translator.translate("house", beam=2, errors="empty")  # another session, which must not write the file
+            rows = translator.stats().loaded_rows
+    assert texts[0] == texts[1] and rows >= 3 * 96, rows
+    assert len(os.listdir(folder)) == 1 and os.listdir(folder)[0].endswith(".prompts")
+    assert translated("--prompt-cache", folder)[1] >= 3 * 96
+    translator = Translator(model()[0], target="de", prompt=own, prompt_cache=missing, **limits)
+    list(translator.results(lines))
+    try:
+        translator.close()
+    except MoeError as error:
+        assert error.status == "io" and missing in str(error), error
+    else:
+        raise AssertionError("close() did not report that the file cannot be written")
+    both = "-m", model()[0], "-m", other
+    assert "need a folder" in run([TRANSLATE, *both, "-s", "en", "-t", "de", "--prompt-cache", file, "x"], status=2).stderr
+
+
+@model_test
+def prompts_survive_a_server():
+    sys.path.append(os.path.join(ROOT, "tests", "server"))
+    import test_server
+    folder = os.path.join(here.name, "served")
+    os.mkdir(folder)
+    own = "Rules: " + "be short, exact and kind, " * 12 + "into {target_lang}: {source_text}"
+    options = "--prompt-cache", folder, "--set", "prompt=" + own, "--set", "max-len-factor=0"
+    answers = []
+    for round in range(2):
+        with test_server.serving(*options, "--set", f"max-len-offset={LIMIT}", fast=False, model=model()[0]) as server:
+            answers.append(server.translate(["house", "book"]))
+            rows = test_server.figure(server, "loaded_rows_total")
+        assert bool(rows) == bool(round), rows
+        assert len(os.listdir(folder)) == 1
+    assert answers[0] == answers[1]
+
+
+@model_test
 def custom_wordings_are_used():
     own = "Into {target_lang}: {source_text}!"
     assert_asked(as_text(["house"], "-t", "de", "--prompt", own), [asked("Into German: house!")])

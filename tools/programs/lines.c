@@ -31,6 +31,7 @@ text_settings program_settings(const program_common *o) {
     s.form = o->ids ? TEXT_FORM_IDS : o->pretokenized ? TEXT_FORM_PIECES : TEXT_FORM_TEXT;
     s.routing = o->routing != NULL;
     s.log = o->verbose ? program_log : NULL;
+    s.warn = o->quiet ? NULL : program_log;
     s.before = "--";
     return s;
 }

@@ -340,6 +340,9 @@ static void app_stats(const program_lines *l, const program_totals *t) {
             t->seconds > 0 ? (double)s->target_tokens / t->seconds : 0.0, (unsigned long long)s->steps,
             s->steps ? (double)s->rows / (double)s->steps : 0.0, t->resident, (double)s->bytes / 1048576.0,
             s->isa ? s->isa : "?", s->device ? s->device : "?");
+    if (s->shared_rows)
+        fprintf(stderr, "prompt tokens    %llu computed before, %llu of them from --prompt-cache\n",
+                (unsigned long long)s->shared_rows, (unsigned long long)s->loaded_rows);
     if (s->device_bytes) fprintf(stderr, "device memory    %.1f MiB\n", (double)s->device_bytes / 1048576.0);
     program_expert_stats(s);
 }
@@ -360,6 +363,13 @@ static void tell_terms(const options *o, const moetext *translator) {
                     (unsigned long long)term.asked, term.source, term.target);
         else if (o->common.verbose)
             fprintf(stderr, "term             does not occur: %s = %s\n", term.source, term.target);
+}
+
+/* Write the file of --prompt-cache. Return `status`, or that of an error. */
+static int save_prompts(moetext *translator, int status) {
+    moe_error e;
+    if (status > EXIT_SOME_LINES || !moetext_save_prompts(translator, &e)) return status;
+    return program_error("%s", e.message), EXIT_INPUT_OUTPUT;
 }
 
 static int run_lines(const options *o, moetext *translator, routing_file *routing) {
@@ -445,7 +455,10 @@ static int run_one(const options *o) {
     if (status < 0) tell_heading(o, translator), tell_memory(o, translator);
     status = ranks_status(status);
     if (status < 0) status = ranks_status(program_routing_open(c, text_front_of(model), languages, &routing));
-    if (status < 0) status = program_routing_close(&routing, run_lines(o, translator, c->routing ? &routing : NULL));
+    if (status < 0) {
+        status = program_routing_close(&routing, run_lines(o, translator, c->routing ? &routing : NULL));
+        status = save_prompts(translator, status);
+    }
     moetext_free(translator);
     return status;
 }
@@ -688,7 +701,7 @@ static int run_several(const options *o) {
     status = ranks_status(status);
     if (status < 0) status = ranks_status(open_way(o, translator));
     if (status < 0) tell_heading(o, translator);
-    if (status < 0) status = run_lines(o, translator, NULL);
+    if (status < 0) status = save_prompts(translator, run_lines(o, translator, NULL));
     moetext_free(translator);
     moetext_model_close(models);
     return status;

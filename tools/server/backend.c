@@ -61,7 +61,7 @@ static uint64_t stamp_of(const options *o) {
         char value[4096];
         const size_t length = strcspn(at, ";"), name = strcspn(at, "=");
         h = hash_bytes(h, at, length);
-        if (name >= length || length - name > sizeof value) continue;
+        if (name >= length || length - name > sizeof value || strncmp(at, "prompt", 6) == 0) continue;
         take_word(value, sizeof value, at + name + 1, length - name - 1);
         h = hash_file(h, value);
     }
@@ -144,6 +144,7 @@ static int open_translator(backend *b) {
         text_settings all = text_settings_none();
         status = text_settings_parse(&all, b->settings.data, &error);
         all.guided = b->guided;
+        all.warn = b->server->setup->options.quiet ? NULL : program_log;
         if (!status) status = text_translator_new(b->model, &all, &b->translator, &error);
         if (status) continue; /* without memory the loop ends: never answer with weaker settings */
         status = reserve_slots(b);
@@ -215,6 +216,8 @@ int backend_open(server *s, const options *o, backend **out) {
 
 void backend_free(backend *b) {
     if (!b) return;
+    moe_error e;
+    if (b->translator && moetext_save_prompts(b->translator, &e)) program_error("%s", e.message);
     text_detector_close(b->detector);
     moetext_free(b->translator);
     moetext_model_close(b->model);

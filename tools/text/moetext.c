@@ -28,6 +28,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* ==== 1. Models ========================================================================================= */
 
@@ -471,6 +472,8 @@ struct moetext {
     const moetext_model *model;
     text_settings settings;
     moe_session *session;
+    char prompts[4128];                     /* file of computed prompts; "" without the option prompt-cache */
+    uint64_t saved;                         /* number of sentences before the file was written */
     text_prompt_options prompt, in_context; /* `in_context` is for texts with a context */
     moe_error no_context;                   /* reason why texts cannot have a context; its code is MOE_OK if they can */
     text_rules *rules;                      /* NULL if nothing is protected */
@@ -1815,6 +1818,51 @@ static moe_status open_sessions(moetext *t, moe_session_params *params, text_roo
     return status;
 }
 
+/* ---- Computed prompts ---- */
+
+static int is_folder(const char *path) {
+    struct stat found;
+    return stat(path, &found) == 0 && S_ISDIR(found.st_mode);
+}
+
+/* Load the prompts of the option prompt-cache. A file that does not fit the session is replaced later. */
+static moe_status load_prompts(moetext *t, moe_error *error) {
+    const moe_model *engine = t->model->front.model;
+    const char *path = t->settings.prompt_cache;
+    uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a of the weights' checksums */
+    struct stat found;
+    moe_error e = { 0 };
+    if (!*path) return MOE_OK;
+    if (t->settings.wire)
+        return text_fail(error, MOE_ERROR_UNSUPPORTED, "prompt-cache",
+                         "%sprompt-cache requires a "
+                         "single process",
+                         t->settings.before ? t->settings.before : "option ");
+    for (size_t i = 0; i < moe_model_tensor_count(engine); i++)
+        hash = (hash ^ moe_model_tensor(engine, i).checksum) * UINT64_C(0x100000001b3);
+    if (is_folder(path)) snprintf(t->prompts, sizeof t->prompts, "%s/%016llx.prompts", path, (unsigned long long)hash);
+    else snprintf(t->prompts, sizeof t->prompts, "%s", path);
+    moe_status status = moe_session_load_prompts(t->session, t->prompts, &e);
+    if (status == MOE_ERROR_IO && stat(t->prompts, &found) != 0) return MOE_OK; /* it does not exist yet */
+    if (status != MOE_ERROR_FORMAT && status != MOE_ERROR_UNSUPPORTED)
+        return status ? text_fail(error, status, "prompt-cache", "%s", e.message) : MOE_OK;
+    if (status == MOE_ERROR_UNSUPPORTED) t->prompts[0] = '\0'; /* nothing to save */
+    char warning[sizeof e.message + 32], *fix = strstr(e.message, ": delete it");
+    if (fix) *fix = '\0';
+    snprintf(warning, sizeof warning, status == MOE_ERROR_FORMAT ? "%s; it will be replaced" : "no prompt cache: %s",
+             e.message);
+    if (t->settings.warn) t->settings.warn(NULL, warning);
+    return MOE_OK;
+}
+
+moe_status moetext_save_prompts(moetext *t, moe_error *error) {
+    if (t->several) return t->model->ops->save_prompts(t->several, error);
+    const uint64_t sentences = t->prompts[0] ? moe_session_stats(t->session).sentences : t->saved;
+    if (sentences == t->saved) return MOE_OK;
+    t->saved = sentences;
+    return moe_session_save_prompts(t->session, t->prompts, error);
+}
+
 /* Return 1 if markup, numbers or terms are protected, which requires text and a search with constraints. */
 static int keeps(const moetext *t, const moe_session_params *params) {
     const text_settings *s = &t->settings;
@@ -2041,6 +2089,7 @@ moe_status text_leg_begin(const moetext_model *m, const text_settings *settings,
     if (!status) status = option_tag(m, "target", t->settings.target, 1, &t->target_tag, error);
     moe_session_params params = describe_session(t);
     if (!status) status = open_sessions(t, &params, room, user, error);
+    if (!status) status = load_prompts(t, error);
     if (!status) status = open_memory(t, error);
     if (status) return moetext_free(t), status;
     set_stream(t, &params);
@@ -2061,6 +2110,9 @@ moe_status text_translator_new(const moetext_model *m, const text_settings *sett
     if (!m->set && settings->form >= 0 && (text_form)settings->form != m->form)
         return text_fail(error, MOE_ERROR_ARGUMENT, "form", "option form differs from that of the model");
     if (!m->set) return text_leg_new(m, settings, NULL, NULL, out, error);
+    if (settings->prompt_cache[0] && !is_folder(settings->prompt_cache))
+        return text_fail(error, MOE_ERROR_ARGUMENT, "prompt-cache",
+                         "several models need a folder for prompts: create %s", settings->prompt_cache);
     moetext *t = new_translator(m, settings);
     if (!t) return text_out_of_memory(error);
     moe_status status = m->ops->create(m->set, settings, &t->several, error);

@@ -231,6 +231,12 @@ static inline moe_stats moetext_stats(const moetext *translator) {
     moetext_stats_sized(translator, &stats, sizeof stats);
     return stats;
 }
+/* Write the computed beginnings of prompts to the file of the option prompt-cache, from which moetext_new reads them: a
+ * new translator does not compute them again, so its first texts are faster. Does nothing without the option, or if no
+ * text has been translated since the last call. In a folder, each model has its own file; several models need a folder.
+ * moetext_new ignores a file that is damaged or of another model, version or setting; this function replaces it.
+ * Errors: those of moe_session_save_prompts. */
+moe_status moetext_save_prompts(moetext *translator, moe_error *error);
 /* Return 1 if all texts may have a context. This requires a single prompted model whose prompt has a place for context.
  * With several models, the first model of each text decides. */
 int moetext_takes_context(const moetext *translator);

@@ -22,6 +22,7 @@ typedef struct text_settings {
     char style[256], prompt[1024], target[32], source[32], preset[16], isa[32], device[32], gating[16], glossary[4096];
     char draft[4096];           /* file of a fast model */
     char memory[4096];          /* file of a translation memory */
+    char prompt_cache[4096];    /* file or folder of computed prompts */
     double params[TEXT_PARAMS]; /* values by the index of moe_param_at */
     int context;                /* number of earlier lines */
     int max_len, split, truncate, capitals, protect, alignment;
@@ -40,6 +41,7 @@ typedef struct text_settings {
     size_t resident;    /* process memory that counts towards max_memory; 0 to count a copied model's bytes */
     size_t last_resort; /* several models: number of files at the end that are used if the others have no way */
     moe_log_fn log;     /* moe_session_params.log */
+    moe_log_fn warn;    /* receives warnings about the option prompt-cache; may be NULL */
     const moe_wire *wire;
 } text_settings;
 

@@ -193,8 +193,10 @@ static void keep_counts(text_several *s, const leg *l) {
 
 static void leg_close(leg *l) {
     text_several *s = l->several;
+    moe_error e;
     keep_counts(s, l);
     if (l->translator) {
+        if (moetext_save_prompts(l->translator, &e) && s->settings.warn) s->settings.warn(NULL, e.message);
         const moe_stats stats = moetext_stats(l->translator);
         text_add_stats(&s->before, &stats, 1);
         add_pieces(l->translator, &s->pieces, &s->unknown_pieces);
@@ -251,6 +253,7 @@ static moe_status leg_open(leg *l, moe_error *error) {
     status = text_in_step(s->settings.wire, status, &e);
     l->opened += !status;
     text_settings settings = settings_of(s, l);
+    if (!status && !moe_model_prompted(moetext_model_engine(l->model))) settings.prompt_cache[0] = '\0';
     if (!status) status = text_leg_new(l->model, &settings, make_room, l, &l->translator, &e);
     if (settings.alignment > 0 && (status == MOE_ERROR_UNSUPPORTED || status == MOE_ERROR_ARGUMENT)) {
         settings.alignment = 0;
@@ -790,6 +793,13 @@ static const char *several_heading(const text_several *s) {
     return "";
 }
 
+static moe_status several_save_prompts(text_several *s, moe_error *error) {
+    moe_status status = MOE_OK;
+    for (size_t i = 0; i < s->n && !status; i++)
+        if (s->legs[i].translator) status = moetext_save_prompts(s->legs[i].translator, error);
+    return status;
+}
+
 static const text_several_ops several_ops = { .close = text_set_close,
                                               .languages = text_set_languages,
                                               .language = text_set_language,
@@ -807,6 +817,7 @@ static const text_several_ops several_ops = { .close = text_set_close,
                                               .terms_free = glossaries_free,
                                               .term = several_term,
                                               .heading = several_heading,
+                                              .save_prompts = several_save_prompts,
                                               .recall = several_recall };
 
 moe_status text_models_open(const char *const *paths, size_t n, const text_settings *settings, moetext_model **out,

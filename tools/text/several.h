@@ -35,6 +35,7 @@ typedef struct text_several_ops {
     void (*terms_free)(text_glossaries *terms);
     moetext_term (*term)(const text_several *several, size_t i);
     const char *(*heading)(const text_several *several);
+    moe_status (*save_prompts)(text_several *several, moe_error *error);
     void (*recall)(text_several *several, moetext_memory *memory); /* set the memory of the options */
 } text_several_ops;
 

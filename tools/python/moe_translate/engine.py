@@ -195,7 +195,7 @@ class Engine:
         self.under_way, self.numbers = {}, itertools.count(1)
         self.worker, self.closed, self.glossaries, self.makers = None, False, weakref.WeakSet(), 0
         self.partial = None  # the library's callback while the thread runs
-        self.counts = {}
+        self.counts, self.unsaved = {}, None
         checked_call("moetext_new", model._handle, settings, ctypes.byref(self.handle))
         register_for_fork(self)
 
@@ -295,6 +295,9 @@ class Engine:
                 while self.worker is not None:
                     self.state.wait(0.2)
                 self.free()
+        unsaved, self.unsaved = self.unsaved, None
+        if unsaved:
+            raise unsaved
 
     def _forked(self):
         """Fail all calls in the child, which has no thread to decode texts."""
@@ -314,6 +317,10 @@ class Engine:
         if handle:
             for glossary in list(self.glossaries):  # glossaries must be freed before the translator
                 glossary.free()
+            try:
+                checked_call("moetext_save_prompts", handle)
+            except MoeError as error:
+                self.unsaved = error  # this may be the engine's thread
             lib().moetext_free(handle)
 
     # ---- The thread ----

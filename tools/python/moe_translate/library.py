@@ -164,6 +164,7 @@ FUNCTIONS = {  # name: (result type, argument types)
     "moetext_detect": (c_ssize_t, [c_void_p, c_char_p, c_size_t, POINTER(c_float)]),
     "moetext_new": (c_int, [c_void_p, c_char_p, POINTER(c_void_p), POINTER(Error)]),
     "moetext_free": (None, [c_void_p]),
+    "moetext_save_prompts": (c_int, [c_void_p, POINTER(Error)]),
     "moetext_glossary_new": (
         c_int,
         [c_void_p, POINTER(c_char_p), POINTER(c_char_p), c_size_t, POINTER(c_void_p), POINTER(Error)],

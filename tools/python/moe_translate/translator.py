@@ -498,7 +498,8 @@ class Translator:
     """Translates texts with a model (default: that of Model). Keywords are the options that options() lists: target,
     beam, batch, threads... glossary: terms that translations must contain, a file or {source: target}; list a name that
     must not change as its own target. models: several, as for Model; models_memory="512M" limits the memory of open
-    models and closes the least recently used.
+    models and closes the least recently used. prompt_cache="FILE": close() writes the computed beginnings of prompts of
+    a decoder-only model, from which the next Translator starts.
 
         with Translator("model.bin", target="de", beam=4) as translator:
             translator.translate(["Good morning!", "Where is my book?"])
@@ -524,7 +525,8 @@ class Translator:
 
     def _new_engine(self, options, form):
         model = self.model._in_form(form) if form else self.model
-        settings = self._settings | options | ({"form": form, "memory": None} if form else {})
+        own = {"prompt_cache": None} if options or form else {}  # only one session may write the file
+        settings = self._settings | options | own | ({"form": form, "memory": None} if form else {})
         with _glossary(self._glossary) as path:
             engine = Engine(model, _option_string(settings | {"glossary": path}))
         for pair in self._confirmed if not form else ():

@@ -71,6 +71,7 @@ class Options(CallOptions, total=False):
     kind: "Literal['translation', 'language'] | None"
     routing: "bool | int | None"
     draft: "str | None"
+    prompt_cache: "str | None"
     threads: "int | None"
     batch: "int | None"
     batch_tokens: "int | None"
