@@ -410,7 +410,8 @@ def judge(folder, arguments):
         return "the message names no file: " + log.strip(), log
     if "hf" in arguments and not re.search(re.escape(folder) + r"\b|tensor |model\.|lm_head", log):
         return "the message names no file: " + log.strip(), log
-    if "marian" in arguments and not re.search(re.escape(folder) + r"\b|model\.(bin|npz)|tensor ", named):
+    if "marian" in arguments and not re.search(re.escape(folder) + r"\b|model\.(bin|npz)|\.spm is|tensor ",
+                                             named):
         return "the message names no file: " + named.strip(), log
     return None, log
 

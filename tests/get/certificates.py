@@ -62,6 +62,6 @@ def folder():
     return made().name
 
 
-def authority():
-    """Return the path of our authority's certificate."""
-    return os.path.join(folder(), "ours.pem")
+def authority(name="ours"):
+    """Return the path of an authority's certificate."""
+    return os.path.join(folder(), name + ".pem")
