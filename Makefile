@@ -146,7 +146,7 @@ CONVERT_OBJECTS = $(addprefix $(BUILD)/,convert.o making.o marian.o marian_bin.o
 TEXT_OBJECTS = $(addprefix $(BUILD)/,choice.o moetext.o several.o models.o places.o settings.o memory.o align.o \
 	detect.o html.o words.o stream.o drafts.o live.o guarded.o prompted.o jobs.o attempt.o open.o text.o sentences.o lost.o \
 	quotes.o spans.o contained.o marks.o messages.o glossary.o heading.o plurals.o terms.o protect.o prompt.o suspicion.o \
-	recall.o repair.o units.o rows.o confidence.o spm.o bpe.o bytes.o published.o $(POSIX_OBJECTS)) $(CONVERT_OBJECTS)
+	recall.o repair.o units.o rows.o confidence.o spm.o unigram.o bpe.o bytes.o published.o $(POSIX_OBJECTS)) $(CONVERT_OBJECTS)
 
 # One object whose internal symbols are local, except on Windows, where symbols have no visibility. $(LD), not $(CC):
 # EXTRA may contain sanitizers.

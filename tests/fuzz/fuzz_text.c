@@ -1,8 +1,9 @@
 /* fuzz_text.c - fuzzes SentencePiece models, alone and in model files with vocabularies and id maps. The input is a
  * SentencePiece .model file; texts and metadata are derived from its bytes.
  *
- * Checks: errors have a one-line message; ids are in range; encoded texts can be decoded; output contains neither line
- * breaks nor TABs; each line that cannot be prepared has a note. */
+ * Checks: errors have a one-line message; ids are in range; encoded texts can be decoded; unigram.c computes what
+ * SentencePiece computes; output contains neither line breaks nor TABs; each line that cannot be prepared has a note.
+ */
 #define _GNU_SOURCE
 
 #include "moe.h"
@@ -202,6 +203,30 @@ static void use_tokeniser(const spm *t, const uint8_t *data, size_t size, uint64
     free(ids.data), text_bytes_free(&pieces), text_bytes_free(&back);
 }
 
+static int same_bytes(const text_bytes *a, const text_bytes *b) {
+    return a->length == b->length && (!a->length || memcmp(a->data, b->data, a->length) == 0);
+}
+
+/* Compare unigram.c with SentencePiece. */
+static void compare_with_library(const spm *t, const uint8_t *data, size_t size, uint64_t *r) {
+    char text[256], why[200] = "";
+    text_bytes pieces = { 0 }, wanted = { 0 }, back = { 0 };
+    spm *library = spm_new_by_library(data, size, why, sizeof why);
+    FUZZ_CHECK(library, "SentencePiece rejects a tokeniser that was accepted: %s", why);
+    for (int round = 0; round < 6; round++) {
+        const size_t n = some_text(data, size, r, text, sizeof text);
+        const int failed = spm_encode_pieces(t, text, n, &pieces, why, sizeof why);
+        FUZZ_CHECK(failed == spm_encode_pieces(library, text, n, &wanted, why, sizeof why), "%s", why);
+        FUZZ_CHECK(same_bytes(&pieces, &wanted), "pieces differ from SentencePiece's");
+        if (failed) continue;
+        spm_decode_pieces(t, pieces.data ? pieces.data : "", pieces.length, &back, why, sizeof why);
+        spm_decode_pieces(library, pieces.data ? pieces.data : "", pieces.length, &wanted, why, sizeof why);
+        FUZZ_CHECK(same_bytes(&back, &wanted), "decoded texts differ from SentencePiece's");
+    }
+    text_bytes_free(&pieces), text_bytes_free(&wanted), text_bytes_free(&back);
+    spm_free(library);
+}
+
 /* ---- In a model file ---- */
 
 /* Return a minimal language model that has the tokeniser and random vocabularies and ids. */
@@ -338,7 +363,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     moe_error e = { MOE_OK, "", "" };
     spm *t = spm_new(data, size, why, sizeof why);
     const int32_t n_pieces = t ? spm_size(t) : 0;
-    if (t) use_tokeniser(t, data, size, &r);
+    if (t) use_tokeniser(t, data, size, &r), compare_with_library(t, data, size, &r);
     else check_line(why);
     spm_free(t);
     if (!t && fuzz_below(&r, 8)) return 0;

@@ -1,6 +1,8 @@
 // spm.cc - SentencePiece for C. See spm.h.
 #include "tools/text/spm.h"
 
+#include "tools/text/unigram.h"
+
 #include <sentencepiece_processor.h>
 
 #include <algorithm>
@@ -21,12 +23,19 @@
 #define SPM_LIBRARY_VERSION "unknown"
 #endif
 
+// A tokeniser is computed by `own` if that is not null, otherwise by the library.
 struct spm {
+    unigram *own = nullptr;
     sentencepiece::SentencePieceProcessor processor;
     int32_t size = 0;       // pieces, cached because the library computes their number slowly
     std::string normaliser; // the normaliser's character map
     size_t joining = 1;     // bytes of the longest replacement in a decoded text
     size_t unknown = 5;     // bytes of an unknown token in a decoded text
+
+    spm() = default;
+    ~spm() { unigram_free(own); }
+    spm(const spm &) = delete;
+    spm &operator=(const spm &) = delete;
 };
 
 namespace {
@@ -75,6 +84,7 @@ class fields {
         uint64_t key = varint();
         number = key >> 3;
         wire = static_cast<unsigned>(key & 7);
+        if (!number || key > UINT32_MAX) throw bad_model("the tokeniser is not a SentencePiece model (invalid field)");
         switch (wire) {
         case 0: value = varint(); break;
         case 1: value = fixed(8); break;
@@ -229,62 +239,114 @@ void check_user_defined(std::vector<view> pieces) {
     }
 }
 
-// Check one piece and return its text.
-view check_piece(view message, uint64_t *type) {
+// Check one piece.
+unigram_piece check_piece(view message) {
     view text;
-    *type = 1;
+    unigram_piece found = { nullptr, 0, 0, UNIGRAM_NORMAL };
     for (fields piece(message); piece.next();) {
         if (piece.number == 1 && piece.wire == 2) text = piece.bytes;
-        if (piece.number == 3 && piece.wire == 0) *type = piece.value;
+        if (piece.number == 3 && piece.wire == 0) found.kind = piece.value;
         if (piece.number == 2 && piece.wire == 5) {
             auto bits = static_cast<uint32_t>(piece.value);
-            float score;
-            std::memcpy(&score, &bits, 4);
-            if (!std::isfinite(score)) throw bad_model("a piece of the tokeniser has a score that is not a number");
+            std::memcpy(&found.score, &bits, 4);
+            if (!std::isfinite(found.score))
+                throw bad_model("a piece of the tokeniser has a score that is not a number");
         }
     }
     if (text.empty() || text.find('\0') != view::npos)
         throw bad_model("a piece of the tokeniser is empty or contains a NUL byte");
     if (text.size() > SPM_MAX_PIECE) throw bad_model("a piece of the tokeniser is longer than 1024 bytes");
-    if (*type == 6 && !is_byte_piece(text)) throw bad_model("a byte piece of the tokeniser is not spelled <0xHH>");
-    return text;
+    if (found.kind == UNIGRAM_BYTE && !is_byte_piece(text))
+        throw bad_model("a byte piece of the tokeniser is not spelled <0xHH>");
+    found.text = text.data();
+    found.length = text.size();
+    return found;
 }
 
-// Check a model. Return the maximum memory for loading it, and set the members of `made`.
-size_t check_model(view model, spm *made) {
+// What spm_new needs to know of a checked model.
+struct contents {
+    std::vector<unigram_piece> pieces;
+    unigram_model rules = {};
+    bool simple = true; // unigram.c can compute it
+    size_t loading = 0; // maximum memory for loading it with the library
+};
+
+// Read the normaliser's rules.
+void check_rules(view message, contents *found) {
+    for (fields rules(message); rules.next();) {
+        const int on = rules.value != 0;
+        if (rules.number == 2 && rules.wire == 2) {
+            check_character_map(rules.bytes);
+            found->rules.map = rules.bytes.data();
+            found->rules.map_bytes = rules.bytes.size();
+        }
+        if (rules.number == 3 && rules.wire == 0) found->rules.prefix = on;
+        if (rules.number == 4 && rules.wire == 0) found->rules.collapse = on;
+        if (rules.number == 5 && rules.wire == 0) found->rules.escape = on;
+    }
+}
+
+// Read the settings of training.
+void check_training(view message, contents *found) {
+    for (fields rules(message); rules.next();) {
+        if (rules.number == 3 && (rules.wire || rules.value != 1)) found->simple = false;  // not a Unigram model
+        if (rules.number == 24 && (rules.wire || rules.value != 0)) found->simple = false; // spaces end words
+        if (rules.number == 35 && rules.wire == 0) found->rules.fallback = rules.value != 0;
+        if (rules.number == 44 && rules.wire == 2) {
+            found->rules.unknown = rules.bytes.data();
+            found->rules.unknown_bytes = rules.bytes.size();
+        }
+    }
+    if (found->rules.unknown_bytes > SPM_MAX_PIECE)
+        throw bad_model("the tokeniser's word for unknown pieces is too long");
+}
+
+// Check a model, and set the members of `made` for the library.
+contents check_model(view model, spm *made) {
     constexpr size_t most_samples = 1 << 20;
+    static const char unknown[] = " \u2047 ";
+    contents found;
     std::vector<view> user_defined, samples;
-    size_t pieces = 0, text_bytes = 0, sample_bytes = 0;
+    size_t text_bytes = 0, sample_bytes = 0;
+    found.rules.prefix = found.rules.collapse = found.rules.escape = 1;
+    found.rules.unknown = unknown;
+    found.rules.unknown_bytes = sizeof unknown - 1;
     for (fields top(model); top.next();) {
         if (top.wire != 2) continue;
         if (top.number == 1) {
-            if (++pieces > SPM_MAX_PIECES) throw bad_model("the tokeniser has too many pieces");
-            uint64_t type;
-            view text = check_piece(top.bytes, &type);
-            text_bytes += text.size();
-            if (type == 4) user_defined.push_back(text);
-        } else if (top.number == 3 || top.number == 5) {
-            for (fields rules(top.bytes); rules.next();)
-                if (rules.number == 2 && rules.wire == 2) {
-                    size_t longest = check_character_map(rules.bytes);
-                    if (top.number == 3) made->normaliser = rules.bytes;
-                    else made->joining = std::max(made->joining, longest);
-                }
+            if (found.pieces.size() == SPM_MAX_PIECES) throw bad_model("the tokeniser has too many pieces");
+            const unigram_piece piece = check_piece(top.bytes);
+            text_bytes += piece.length;
+            if (piece.kind == UNIGRAM_USER_DEFINED) user_defined.emplace_back(piece.text, piece.length);
+            found.pieces.push_back(piece);
         } else if (top.number == 2) {
-            for (fields rules(top.bytes); rules.next();)
-                if (rules.number == 44 && rules.wire == 2) made->unknown = rules.bytes.size();
-            if (made->unknown > SPM_MAX_PIECE) throw bad_model("the tokeniser's word for unknown pieces is too long");
+            check_training(top.bytes, &found);
+        } else if (top.number == 3) {
+            check_rules(top.bytes, &found);
         } else if (top.number == 4) {
-            samples.push_back(top.bytes);
+            if (!top.bytes.empty()) samples.push_back(top.bytes);
+        } else if (top.number == 5) {
+            for (fields rules(top.bytes); rules.next();)
+                if (rules.number == 2 && rules.wire == 2 && !rules.bytes.empty()) {
+                    found.simple = false;
+                    made->joining = std::max(made->joining, check_character_map(rules.bytes));
+                }
         }
     }
+    made->normaliser.assign(found.rules.map ? found.rules.map : "", found.rules.map_bytes);
+    made->unknown = std::max(made->unknown, found.rules.unknown_bytes);
     for (view sample : samples) sample_bytes += normalised_bytes(made->normaliser, sample);
     if (sample_bytes > most_samples) throw bad_model("the tokeniser's sentences to test itself are too long");
-    if (!pieces) throw bad_model("the tokeniser is not a SentencePiece model: it has no pieces");
+    if (found.pieces.empty()) throw bad_model("the tokeniser is not a SentencePiece model: it has no pieces");
     check_user_defined(std::move(user_defined));
+    if (!samples.empty()) found.simple = false; // the library checks them
+    found.rules.pieces = found.pieces.data();
+    found.rules.n_pieces = found.pieces.size();
     // Measured with SentencePiece 0.1.97: 340 bytes for a piece of seven letters, 15 bytes per byte of a long piece.
     // This reserves more, up to twice as much for long pieces, because full tables double their size.
-    return (size_t(1) << 18) + 400 * pieces + 32 * text_bytes + 3 * model.size() + encode_bytes(sample_bytes);
+    found.loading =
+        (size_t(1) << 18) + 400 * found.pieces.size() + 32 * text_bytes + 3 * model.size() + encode_bytes(sample_bytes);
+    return found;
 }
 
 // ---- 2. Memory ----------------------------------------------------------------------------------------------
@@ -335,11 +397,16 @@ void check(const sentencepiece::util::Status &status) {
     if (!status.ok()) throw std::runtime_error(status.error_message());
 }
 
-// Run a `body` that encodes a text.
-template <class Body> int encode(const spm *t, view text, char *error, size_t error_size, Body body) {
+// Encode a text with unigram.c, or with the library, in `body`.
+template <class Body>
+int encode(const spm *t, view text, const unigram_tokens &out, char *error, size_t error_size, Body body) {
     return guarded(error, error_size, [&]() {
         if (text.size() > SPM_MAX_TEXT) throw std::length_error("the text is longer than 16 MiB");
         if (text.find('\0') != view::npos) throw std::invalid_argument("the text contains a NUL byte");
+        if (t->own) {
+            if (!unigram_encode(t->own, text.data(), text.size(), &out)) throw std::bad_alloc();
+            return 0;
+        }
         const put_aside memory(encode_bytes(normalised_bytes(t->normaliser, text)));
         body();
         return 0;
@@ -378,11 +445,16 @@ size_t decode_bytes(const spm *t, size_t pieces, size_t bytes) {
     return (size_t(1) << 14) + 512 * pieces + 8 * (bytes + pieces * t->unknown) * t->joining;
 }
 
-// Run a `body` that decodes ids.
+// Decode ids with unigram.c, or with the library, in `body`. `begins` may be NULL.
 template <class Body>
-int decode(const spm *t, const int32_t *ids, size_t n, char *error, size_t error_size, Body body) {
+int decode(const spm *t, const int32_t *ids, size_t n, text_bytes *text, text_offsets *begins, char *error,
+           size_t error_size, Body body) {
     return guarded(error, error_size, [&]() {
         check_ids(t, ids, n);
+        if (t->own) {
+            if (!unigram_decode(t->own, ids, nullptr, n, text, begins)) throw std::bad_alloc();
+            return 0;
+        }
         size_t bytes = 0;
         for (size_t i = 0; i < n; i++) bytes += t->processor.IdToPiece(ids[i]).size();
         const put_aside memory(decode_bytes(t, n, bytes));
@@ -395,26 +467,40 @@ int decode(const spm *t, const int32_t *ids, size_t n, char *error, size_t error
 
 // ---- 3. Life ------------------------------------------------------------------------------------------------
 
-extern "C" spm *spm_new(const void *bytes, size_t size, char *error, size_t error_size) {
+static spm *make(const void *bytes, size_t size, bool library, char *error, size_t error_size) {
     spm *made = nullptr;
     const int failed = guarded(error, error_size, [&]() {
         if (!bytes || !size) throw bad_model("the tokeniser is empty");
         if (size > SPM_MAX_MODEL) throw bad_model("the tokeniser is larger than 32 MiB");
         view model(static_cast<const char *>(bytes), size);
         made = new spm;
-        const put_aside memory(check_model(model, made));
+        const contents found = check_model(model, made);
+        made->size = static_cast<int32_t>(found.pieces.size());
+        if (found.simple && !library) {
+            made->own = unigram_new(&found.rules);
+            if (!made->own && errno == ENOMEM) throw std::bad_alloc();
+        }
+        if (made->own) return 0;
+        const put_aside memory(found.loading);
         auto status = made->processor.LoadFromSerializedProto(model);
         if (!status.ok())
             throw bad_model(std::string("SentencePiece rejects the tokeniser: ") + status.error_message());
         // The first IdToPiece allocates. After it, spm_piece, which cannot return an error, needs no memory.
         static_cast<void>(made->processor.IdToPiece(0));
-        made->size = made->processor.GetPieceSize();
         return 0;
     });
     if (!failed) return made;
     delete made;
     errno = failed == SPM_NO_MEMORY ? ENOMEM : EINVAL;
     return nullptr;
+}
+
+extern "C" spm *spm_new(const void *bytes, size_t size, char *error, size_t error_size) {
+    return make(bytes, size, false, error, error_size);
+}
+
+extern "C" spm *spm_new_by_library(const void *bytes, size_t size, char *error, size_t error_size) {
+    return make(bytes, size, true, error, error_size);
 }
 
 extern "C" void spm_free(spm *tokeniser) { delete tokeniser; }
@@ -424,7 +510,7 @@ extern "C" void spm_free(spm *tokeniser) { delete tokeniser; }
 extern "C" int spm_encode(const spm *t, const char *text, size_t length, text_ids *ids, char *error,
                           size_t error_size) {
     ids->length = 0;
-    return encode(t, view(text, length), error, error_size, [&]() {
+    return encode(t, view(text, length), { ids, nullptr, nullptr }, error, error_size, [&]() {
         std::vector<int> out;
         check(t->processor.Encode(view(text, length), &out));
         give(out.size(), ids, [&](size_t i) { return out[i]; });
@@ -434,7 +520,7 @@ extern "C" int spm_encode(const spm *t, const char *text, size_t length, text_id
 extern "C" int spm_decode(const spm *t, const int32_t *ids, size_t n, text_bytes *text, char *error,
                           size_t error_size) {
     text_clear(text);
-    return decode(t, ids, n, error, error_size, [&]() {
+    return decode(t, ids, n, text, nullptr, error, error_size, [&]() {
         std::string out;
         check(t->processor.Decode(std::vector<int>(ids, ids + n), &out));
         give(out, text);
@@ -444,21 +530,24 @@ extern "C" int spm_decode(const spm *t, const int32_t *ids, size_t n, text_bytes
 extern "C" int spm_encode_begins(const spm *t, const char *text, size_t length, text_offsets *begins, char *error,
                                  size_t error_size) {
     begins->length = 0;
-    return encode(t, view(text, length), error, error_size,
+    return encode(t, view(text, length), { nullptr, begins, nullptr }, error, error_size,
                   [&]() { give_begins(t->processor.EncodeAsImmutableProto(view(text, length)), begins); });
 }
 
 extern "C" int spm_decode_begins(const spm *t, const int32_t *ids, size_t n, text_offsets *begins, char *error,
                                  size_t error_size) {
+    text_bytes text = {};
     begins->length = 0;
-    return decode(t, ids, n, error, error_size,
-                  [&]() { give_begins(t->processor.DecodeIdsAsImmutableProto({ ids, ids + n }), begins); });
+    const int failed = decode(t, ids, n, &text, begins, error, error_size,
+                              [&]() { give_begins(t->processor.DecodeIdsAsImmutableProto({ ids, ids + n }), begins); });
+    text_bytes_free(&text);
+    return failed;
 }
 
 extern "C" int spm_encode_pieces(const spm *t, const char *text, size_t length, text_bytes *pieces, char *error,
                                  size_t error_size) {
     text_clear(pieces);
-    return encode(t, view(text, length), error, error_size, [&]() {
+    return encode(t, view(text, length), { nullptr, nullptr, pieces }, error, error_size, [&]() {
         std::vector<std::string> out;
         check(t->processor.Encode(view(text, length), &out));
         for (const std::string &piece : out) give(piece, pieces), text_append(pieces, "", 1);
@@ -470,7 +559,12 @@ extern "C" int spm_decode_pieces(const spm *t, const char *pieces, size_t bytes,
     text_clear(text);
     return guarded(error, error_size, [&]() {
         if (bytes > SPM_MAX_TEXT) throw std::length_error("more than 16 MiB of pieces");
-        const put_aside memory(decode_bytes(t, static_cast<size_t>(std::count(pieces, pieces + bytes, '\0')), bytes));
+        const auto n = static_cast<size_t>(std::count(pieces, pieces + bytes, '\0'));
+        if (t->own) {
+            if (!unigram_decode(t->own, nullptr, pieces, n, text, nullptr)) throw std::bad_alloc();
+            return 0;
+        }
+        const put_aside memory(decode_bytes(t, n, bytes));
         std::vector<std::string> in;
         for (size_t at = 0; at < bytes; at += in.back().size() + 1) in.emplace_back(pieces + at);
         std::string out;
@@ -485,20 +579,34 @@ extern "C" int spm_decode_pieces(const spm *t, const char *pieces, size_t bytes,
 extern "C" int32_t spm_size(const spm *t) { return t->size; }
 
 extern "C" const char *spm_piece(const spm *t, int32_t id) {
-    return in_range(t, id) ? t->processor.IdToPiece(id).c_str() : "";
+    size_t length;
+    if (!in_range(t, id)) return "";
+    return t->own ? unigram_text(t->own, id, &length) : t->processor.IdToPiece(id).c_str();
 }
 
 extern "C" int32_t spm_id(const spm *t, const char *piece) {
+    if (t->own) return unigram_id(t->own, piece, std::strlen(piece));
     return guarded(nullptr, 0, [&]() -> int {
         int id = t->processor.PieceToId(piece); // unknown pieces have the unknown id
         return in_range(t, id) && t->processor.IdToPiece(id) == piece ? id : -1;
     });
 }
 
-extern "C" int spm_is_unknown(const spm *t, int32_t id) { return in_range(t, id) && t->processor.IsUnknown(id); }
-extern "C" int spm_is_control(const spm *t, int32_t id) { return in_range(t, id) && t->processor.IsControl(id); }
-extern "C" int spm_is_byte(const spm *t, int32_t id) { return in_range(t, id) && t->processor.IsByte(id); }
+extern "C" int spm_is_unknown(const spm *t, int32_t id) {
+    if (!in_range(t, id)) return 0;
+    return t->own ? unigram_kind_of(t->own, id) == UNIGRAM_UNKNOWN : t->processor.IsUnknown(id);
+}
 
-extern "C" int32_t spm_unk(const spm *t) { return t->processor.unk_id(); }
+extern "C" int spm_is_control(const spm *t, int32_t id) {
+    if (!in_range(t, id)) return 0;
+    return t->own ? unigram_kind_of(t->own, id) == UNIGRAM_CONTROL : t->processor.IsControl(id);
+}
+
+extern "C" int spm_is_byte(const spm *t, int32_t id) {
+    if (!in_range(t, id)) return 0;
+    return t->own ? unigram_kind_of(t->own, id) == UNIGRAM_BYTE : t->processor.IsByte(id);
+}
+
+extern "C" int32_t spm_unk(const spm *t) { return t->own ? unigram_unknown(t->own) : t->processor.unk_id(); }
 
 extern "C" const char *spm_library_version(void) { return SPM_LIBRARY_VERSION; }

@@ -55,6 +55,7 @@ moe_span text_trimmed(const char *data, size_t length, const char *blanks) {
 
 int32_t text_character(const char *data, size_t length, size_t at, size_t *bytes) {
     int32_t c = 0;
+    if (at < length && (unsigned char)data[at] < 0x80) return *bytes = 1, data[at];
     const ptrdiff_t n = utf8proc_iterate((const uint8_t *)data + at, (ptrdiff_t)(length - at), &c);
     *bytes = n > 0 ? (size_t)n : 1;
     return n > 0 ? c : 0;
