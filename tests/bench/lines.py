@@ -2,13 +2,13 @@
 """Measure lines translated one at a time, and the start of a program.
 
     make
-    tests/python tests/bench/lines.py MODEL NEWS            # NEWS: a file of lines
+    tests/python tests/bench/lines.py MODEL NEWS      # NEWS: a file of lines
     tests/python tests/bench/lines.py MODEL NEWS --seconds 60
 
-Lines of 15 to 30 words are translated one by one through Python with one thread,
-with beams 1, 2 and 4 in turn. Printed are milliseconds from call to result: the
-median, the 90th and the 99th percentile. Then moe-translate is started for one
-word, 30 times: the median, the fastest and the slowest start.
+Lines of 15 to 30 words are translated one by one through Python with one
+thread, with beams 1, 2 and 4 in turn. Printed are milliseconds from call to
+result: the median, the 90th and the 99th percentile. Then moe-translate is
+started for one word, 30 times: the median, the fastest and the slowest start.
 """
 import argparse
 import os
