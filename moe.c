@@ -45,7 +45,7 @@
  *   41. Sessions: places       segments and pages of rows that sentences carry
  *   42. Sessions: translating  request queue, continuous batching, public functions
  *   43. Sessions: classifying  classifying rows of numbers in batches
- *   44. Sessions: prompts      files of prompts that a session has computed
+ *   44. Sessions: prompts      saving and loading the prompts that a session has computed
  *
  * Read these sections first (4,950 lines). They contain nearly all of the 204 functions (2,100 lines) that translate
  * one sentence, roughly in the order of the calls:
@@ -304,7 +304,7 @@ const char *moe_status_name(moe_status status) {
     return (unsigned)status < MOE_COUNT(names) ? names[status] : "unknown";
 }
 
-/* Fail with MOE_ERROR_code. Returns from the function, like MOE_TRY after an error. */
+/* Return from the function with MOE_ERROR_code and a message. */
 #define MOE_FAIL(code, where, ...) return moe_fail(error, MOE_ERROR_##code, where, __VA_ARGS__)
 
 #define MOE_TRY(call)                                        \
@@ -388,7 +388,7 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
 
 /* ==== 4. Platform =============================================================================================
  * All calls to the operating system except those of C and of POSIX threads. There are variants for POSIX, Windows and
- * WebAssembly (WASI); comments that apply to all precede the first. Paths are UTF-8. Invariant: later sections contain
+ * WebAssembly (WASI); comments for all variants precede the first. Paths are UTF-8. Invariant: later sections contain
  * no code for a single system. */
 
 static uint64_t moe_nanoseconds(void) {
@@ -1210,7 +1210,7 @@ typedef enum moe_carry {
     MOE_BY_SOURCE, /* one row per source token, read by all rows of its sentence */
     MOE_BY_TOKEN,  /* one row per generated token, read by its descendants; not copied when beams change */
     MOE_BY_STATE,  /* one row per hypothesis, updated in place; only further children of a parent copy it */
-    MOE_BY_GUESS,  /* one row per guess of the previous run, from which its change of the state can be repeated */
+    MOE_BY_GUESS,  /* one row per guess of the previous run, to repeat its change of the state */
     MOE_CARRY_COUNT
 } moe_carry;
 
@@ -1229,7 +1229,7 @@ typedef struct moe_delta_op {
     const float *conv;                    /* [kernel, conv_cols], oldest input first */
     const float *rate, *shift;            /* [heads] decay = exp(rate softplus(a + shift)) */
     float *states;
-    size_t guess_cols; /* columns of `guesses`: inputs of the convolution, then a row of the op, whose y is unused */
+    size_t guess_cols; /* columns of `guesses`: inputs of the convolution, then a row of the op (y is unused) */
     float *guesses;
 } moe_delta_op;
 
@@ -1494,8 +1494,8 @@ typedef struct moe_beam {
      * NULL if there are none. Rows with parent MOE_ROW_ABOVE have none. */
     int32_t *states, *origins;
 
-    /* [rows] with rows carried by state: index of a guess among the rows carried by guess, else -1. The first row of a
-     * hypothesis has the index of the first of `right` guesses of the previous run that the hypothesis contains. */
+    /* [rows] with rows carried by state. guesses: index of a guess among the rows carried by guess, else -1. right: in
+     * the first row of a hypothesis, how many guesses of the previous run it contains; `guesses` has the first one. */
     int32_t *guesses, *right;
 
     float *attention;        /* [rows, max_source] weights, or NULL if not needed; devices use their own memory */
@@ -2533,7 +2533,7 @@ MOE_INLINE int32_t moe_taken(const moe_linear *l, size_t row) {
 
 typedef void (*moe_linear_fn)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1);
 
-/* Restrict a linear to rows from `row` on and to outputs [first, first + count). Stores these weights in *w. */
+/* Return the part of a linear from `row` on for outputs [first, first + count), whose weights are stored in *w. */
 static moe_linear moe_linear_cut(const moe_linear *l, size_t row, size_t first, size_t count, moe_matrix *w) {
     moe_linear part = *l;
     *w = moe_matrix_part(l->w, first, count);
@@ -2548,8 +2548,8 @@ static moe_linear moe_linear_cut(const moe_linear *l, size_t row, size_t first, 
     return part;
 }
 
-/* Compute a linear of a quantised format with `products`, called for a range of columns of one block and up to ROWS
- * rows at a time: 1024 columns expanded to Q8 or, without `expand`, 64 columns, which need sums of their own. */
+/* Compute a linear of a quantised format. Call `products` for up to ROWS rows, one block of outputs and a range of
+ * columns at a time: 1024 columns expanded to Q8 or, without `expand`, 64 columns, which need sums of their own. */
 static void moe_linear_ranges(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
                               moe_linear_fn products, int expand) {
     enum { ROWS = 64, COLS = 1024 };
@@ -2580,7 +2580,7 @@ static void moe_linear_ranges(const moe_linear *l, size_t row0, size_t row1, siz
         }
 }
 
-/* Compute a linear with `products`, called for ranges of columns if these need their own sums. */
+/* Compute a linear with `products`, by ranges of columns if these need their own sums. */
 static void moe_linear_blocks(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
                               moe_linear_fn products) {
     if (moe_by_block(l)) moe_linear_ranges(l, row0, row1, block0, block1, products, 0);
@@ -6629,7 +6629,7 @@ static moe_node *moe_add_node(moe_graph *g, const moe_node *node, const char *na
     return t;
 }
 
-/* Add a node, given some of its members, and return it. */
+/* Add a node with the given members and return it. */
 #define MOE_ADD_NODE(g, name, ...) moe_add_node(g, &(moe_node){ __VA_ARGS__ }, name)
 
 static int moe_is_codes(const moe_node *t) { return t->op == MOE_OP_QUANTISE; }
@@ -7124,12 +7124,12 @@ static float *moe_delta_state(const moe_run *run, const moe_node *t, size_t star
     return t->delta.states + (size_t)run->frame->beam.states[start] * t->delta.state_cols;
 }
 
-/* Return the row carried by guess that belongs to a guess, or to the first right guess before a hypothesis's row. */
+/* Return the row carried by guess of a guess or, for a hypothesis's first row, of the first right guess. */
 static float *moe_delta_guess(const moe_run *run, const moe_node *t, size_t row) {
     return t->delta.guesses + (size_t)run->frame->beam.guesses[row] * t->delta.guess_cols;
 }
 
-/* Append the inputs of `tokens` rows to those of the convolution in a state. */
+/* Append the inputs of `tokens` rows to a state's inputs of the convolution. */
 static void moe_delta_append(const moe_delta_op *s, float *state, const float *in, size_t stride, size_t tokens) {
     const size_t kept = s->kernel - 1, cols = s->conv_cols;
     for (size_t k = 0; k < kept; k++)
@@ -7138,7 +7138,7 @@ static void moe_delta_append(const moe_delta_op *s, float *state, const float *i
 }
 
 /* Clear the state of a new sentence, or copy the state of a parent that another child updates in place. Append the
- * inputs of right guesses. */
+ * convolution's inputs of right guesses. */
 static void moe_delta_begin(const moe_run *run, const moe_node *t, size_t row) {
     const moe_beam *b = &run->frame->beam;
     const size_t cols = t->delta.state_cols;
@@ -7222,7 +7222,7 @@ static void moe_delta_task(void *arg, size_t task, size_t thread) {
     job->run->kernels->delta(&guesses);
 }
 
-/* Keep what a guess changes in the state, after its hypothesis has used the rows that this overwrites. */
+/* Store how a guess changes the state. Its hypothesis must have used the rows that this overwrites. */
 static void moe_delta_keep(const moe_run *run, const moe_node *t, size_t row) {
     const moe_delta_op *s = &t->delta;
     const moe_beam *b = &run->frame->beam;
@@ -10522,7 +10522,7 @@ MOE_SHARED void moe_fill_used(const moe_slot *slot, int32_t last, uint32_t *used
 /* Return 1 if the beam consists of one hypothesis, as at the start and while the target is given. */
 MOE_SHARED int moe_slot_is_one(const moe_slot *slot) { return slot->steps <= slot->task.n_target; }
 
-/* Return how many steps after a sentence's first one fit in the same run because their tokens are given. With
+/* Return how many steps of a sentence fit in the same run as its first step because their tokens are given. With
  * constraints, only prompt tokens count, since other given tokens may be part of a constraint. */
 MOE_SHARED size_t moe_task_given(const moe_task *task) {
     const size_t before = task->prompt ? task->prompt - 1 : 0;
@@ -11473,7 +11473,7 @@ struct moe_session {
     uint64_t serials;      /* number of serials assigned so far */
     uint64_t begun, ended; /* number of sentences started so far; number done */
     moe_pace pace;         /* how the time of a run depends on its rows */
-    float right;           /* expected share of right tokens in a draft, from the ends of recent sentences */
+    float right;           /* expected share of right tokens in a draft, averaged over recent sentences */
     size_t *active;        /* [n_active] slots in the order of their segments of `length` rows carried by source */
     size_t n_active;
     /* the sentences being encoded */
@@ -11532,8 +11532,8 @@ static void moe_carried_layout(moe_session *s, moe_layout *at) {
         }
 }
 
-/* Return the maximum number of idle pages: one eighth of all pages, so little memory is touched needlessly, or up to
- * half of a sentence's if there are few. */
+/* Return the maximum number of idle pages: one eighth of all pages, which limits the memory touched; if there are few
+ * slots, up to half of a sentence's pages. */
 static size_t moe_most_idle(const moe_session *s) { return moe_divide_up(s->n_pages, moe_min(8, 2 * s->n_slots)); }
 
 /* Carve the pages of rows carried by token, all free, and the numbers of rows carried by state. */
@@ -11709,7 +11709,7 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
 
 /* ---- Plan: resolve the parameters ---- */
 
-/* Return the bytes of a layer's row if the i-th carried rows of all layers are carried `by`, else 0. */
+/* Return the bytes of a row carried by layer i / MOE_CARRIES, or 0 if these rows are not carried `by`. */
 static size_t moe_carried_row(const moe_session *s, size_t i, moe_carry by) {
     const moe_layer *layer = &s->model->layers[i / MOE_CARRIES];
     const moe_keep keep = moe_keep_of(layer, i % MOE_CARRIES, s->keep);
@@ -12245,7 +12245,7 @@ moe_status moe_session_new(const moe_model *model, const moe_session_params *par
 /* ==== 39. Drafts ==============================================================================================
  * How many tokens of a draft to compute in a run. Invariant: results do not depend on this number. */
 
-/* Return 1 if guesses can be computed for a sentence: it has one hypothesis, and no callback sees the rows. */
+/* Return 1 if guesses can be computed for a sentence: it has one hypothesis, and no callback reads the rows. */
 static int moe_follows_drafts(const moe_session *s, const moe_slot *slot) {
     const moe_session_params *p = &s->params;
     return s->search.ahead && slot->task.beam == 1 && !slot->task.scoring && !slot->task.n_constraints && !s->api &&
@@ -12290,7 +12290,7 @@ static size_t moe_guesses(const moe_session *s, const moe_slot *slot, double cos
  * requests, and this section reads the answers. Invariant: the outcome depends only on the sentence. Questions start
  * before new sentences, so memory for two batches of sentences always suffices. */
 
-/* Return 1 if `id` is valid and a translation may contain this token. Suppressed tokens are never generated, but may be
+/* Return 1 if `id` is valid and a translation may contain it: suppressed tokens are never generated, but may be
  * given. */
 static int moe_can_generate(const moe_model *m, int32_t id) {
     for (size_t i = m->n_suppressed; i < m->n_never; i++)
@@ -12555,7 +12555,7 @@ static moe_slot *moe_oldest(const moe_session *s, int waits, uint64_t age) {
 /* Return the number of rows that a sentence needs for its next step, or to start. */
 static size_t moe_rows_needed(const moe_slot *slot) { return 1 + (slot->waits ? slot->task.n_target : slot->n_tokens); }
 
-/* Return the hash table's entry for a page with these tokens that follows page `before` of a shared start. */
+/* Return the hash table's entry for the page of a shared start with these tokens after page `before`. */
 static int32_t *moe_beginning_of(const moe_session *s, uint64_t before, const int32_t *ids) {
     for (size_t i = 0; i < MOE_PAGE; i++) before = moe_hash(before ^ (uint64_t)ids[i]);
     return &s->beginnings[before % (MOE_PAGE * s->n_pages)];
@@ -13368,20 +13368,20 @@ moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_
 
 /* ==== 44. Sessions: prompts ===================================================================================
  * Files of prompts: a head, kept states (the least recently used first) and idle pages (the most recently used first).
- * Each of these is a record: numbers, rows of all layers, and a CRC-32 that starts from the head's and from the offset.
- * Invariant: a session finds nothing of a file before all records that fit have been verified. */
+ * Each state or page is a record: numbers, rows of all layers and a CRC-32 that also covers the head's checksum and the
+ * record's offset. Invariant: a session uses nothing of a file before all records that fit have been verified. */
 
 #if !defined(MOE_NO_WRITER)
 
 typedef struct moe_prompts {
     moe_session *s;
-    moe_output file; /* to read, only `path`, `fd` and `at` are used */
+    moe_output file; /* loading only uses `path`, `fd` and `at` */
     int save;
     const char *problem;
     uint32_t sum; /* CRC-32 of the record so far */
     struct moe_prompts_head {
         char magic[8];
-        uint32_t sum, model, settings; /* CRC-32 of the rest, of the model's header, of all else that rows depend on */
+        uint32_t sum, model, settings; /* CRC-32 of the rest, the model's header, all else that rows depend on */
         uint32_t n_states;
         uint64_t n_pages, serials;
     } head;
@@ -13396,10 +13396,10 @@ static moe_status moe_prompts_pass(moe_prompts *f, void *data, size_t bytes) {
     if (f->save) MOE_TRY(moe_output_write(&f->file, data, bytes, f->error));
     else f->file.at += got;
     f->sum = moe_crc32(f->sum, data, got);
-    return got == bytes ? MOE_OK : (f->problem = "is cut off", MOE_ERROR_FORMAT);
+    return got == bytes ? MOE_OK : (f->problem = "is truncated", MOE_ERROR_FORMAT);
 }
 
-/* Write or read a record: numbers [bytes], and a page of rows carried by token, or a row carried by state. */
+/* Write or read a record: numbers [bytes], and a page of rows carried by token or a row carried by state. */
 static moe_status moe_prompts_record(moe_prompts *f, void *numbers, size_t bytes, moe_carry by, int32_t at) {
     f->sum = moe_crc32(f->head.sum, &f->file.at, sizeof f->file.at);
     MOE_TRY(moe_prompts_pass(f, numbers, bytes));
@@ -13453,16 +13453,16 @@ moe_status moe_session_prompts(moe_session *s, const char *path, int save, moe_e
     moe_prompts f = { s, { .path = path }, save, NULL, 0, { "MOEKEPT", 0, 0, 0, 0, s->n_idle, s->serials }, error };
     moe_status status = MOE_OK;
     char where[32];
-    if (!s->shares) MOE_FAIL(UNSUPPORTED, "session", "only decoder-only models on device cpu share prompts");
-    if (!save && s->serials) MOE_FAIL(ARGUMENT, "session", "the session has translated already");
+    if (!s->shares) MOE_FAIL(UNSUPPORTED, "session", "only decoder-only models on device cpu support saved prompts");
+    if (!save && s->serials) MOE_FAIL(ARGUMENT, "session", "the session has already translated; use a new one");
     MOE_TRY(moe_session_enter(s, error));
     memcpy(&f.head.model, s->model->file.header + offsetof(moe_header, checksum), sizeof f.head.model);
     f.head.settings = moe_crc32(0, settings, sizeof settings);
-    for (size_t i = 0; i < s->n_kept; i++) /* let moe_find_kept return the unused ones last */
+    for (size_t i = 0; i < s->n_kept; i++) /* so that moe_find_kept returns the unused ones last */
         if (s->kept[i].serial) f.head.n_states++;
         else s->kept[i].used = ++s->uses;
     f.head.sum = moe_crc32(0, &f.head.model, sizeof f.head - 12);
-    if (save) status = moe_output_begin(&f.file, path, s->block_bytes, 0, error); /* the file has fewer bytes */
+    if (save) status = moe_output_begin(&f.file, path, s->block_bytes, 0, error); /* the file is smaller */
     else if ((f.file.fd = moe_open_path(path)) < 0)
         status = moe_fail(error, MOE_ERROR_IO, "open", "cannot open %.160s: %s", path, strerror(errno));
     if (!status) {

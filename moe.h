@@ -2,8 +2,8 @@
  * Build:   cc -O2 app.c moe.c -lm -pthread
  *          Linux, macOS, Windows (MinGW) and WebAssembly (WASI), 64 and 32 bits. Macros for smaller builds:
  *          MOE_PORTABLE (no kernels of an instruction set), MOE_ONLY_ISA=avx2 (the kernels of one of moe_isa_names, and
- *          portable ones), MOE_NO_WRITER (nothing that writes files: moe_model_save, moe_model_write,
- *          moe_session_save_prompts; nor moe_session_load_prompts).
+ *          portable ones), MOE_NO_WRITER (no moe_model_save, moe_model_write, moe_session_save_prompts and
+ *          moe_session_load_prompts).
  *
  * How it works
  *   A moe_model is an open model file. A moe_session translates with a model: moe_translate pulls requests (token ids)
@@ -531,8 +531,8 @@ moe_status moe_session_bytes(const moe_model *model, const moe_session_params *p
     X(SUM, expert_ahead_used, "prefetched experts that were used")                                            \
     X(SUM, draft_rows, "rows that computed tokens of drafts")                                                 \
     X(SUM, draft_tokens, "of these tokens, those of the translation")                                         \
-    X(SUM, shared_rows, "rows of prompts that the session had already, so it did not compute them")           \
-    X(SUM, loaded_rows, "of these, rows from a file of prompts")
+    X(SUM, shared_rows, "rows of prompts that were not computed again")                                       \
+    X(SUM, loaded_rows, "of these rows, those from a file of prompts")
 
 #define MOE_STAT_SUM uint64_t
 #define MOE_STAT_LEVEL uint64_t
@@ -556,13 +556,13 @@ static inline moe_stats moe_session_stats(const moe_session *session) {
     return stats;
 }
 
-/* A session of a model without an encoder computes the common beginning of prompts once, and keeps keys, values and
- * states of recent prompts in its memory: whole pages of 16 tokens. Save them to a file, which appears completely or
- * not at all, or load them into a new session: those that fit, the most recently used first. Loading changes no
- * results. It verifies all that it uses; after an error the session has no prompts, but is usable. The file fits any
- * batch, number of threads and instruction set. It contains the tokens of the prompts. Errors: MOE_ERROR_FORMAT (a
- * damaged file, or one of another model, library version, kv_bits or gating: a caller may replace it),
- * MOE_ERROR_ARGUMENT (another kind of file, or the session has translated already), MOE_ERROR_UNSUPPORTED (a model with
+/* Save the computed prompts of a session to a file, or load them into a new session. Without an encoder, a session
+ * computes the common beginning of prompts once: it keeps the keys, values and states of recent prompts, in pages of 16
+ * tokens. Loading changes no results. If not all prompts fit, the most recently used are loaded. All data used is
+ * verified; after an error the session is usable, but has no prompts. A file is valid for any batch, number of threads
+ * and instruction set, and appears completely or not at all. It contains the prompts' tokens. Errors: MOE_ERROR_FORMAT
+ * (a damaged file, or one of another model, library version, kv_bits or gating: the caller may replace it),
+ * MOE_ERROR_ARGUMENT (another kind of file, or the session has already translated), MOE_ERROR_UNSUPPORTED (a model with
  * an encoder, a GPU, noise, batchwise gates, or callback routing, attention or trace), MOE_ERROR_IO,
  * MOE_ERROR_CANCELLED (by a signal). */
 moe_status moe_session_prompts(moe_session *session, const char *path, int save, moe_error *error);
@@ -620,10 +620,10 @@ typedef struct moe_request {
     float repetition_penalty;           /* for the translation, not its prompt; 0: the session's penalty for both */
     const moe_session_params *sampling; /* NULL, or parameters sample to min_p; requires a session with sample 1 */
     int beam; /* number of hypotheses, at most the session's; 0: the session's. 1 disables reranking */
-    /* A text that the translation may resemble, such as an older translation or a fast model's, or NULL: [n_draft] ids
-     * without those of `target`. It changes the time only: the session computes probable tokens of the draft together
-     * and keeps those that it would have chosen. It computes none if it expects no gain, with a beam above 1, for
-     * LSTM decoders, with constraints or callbacks next_token, routing or attention, and on a GPU. */
+    /* [n_draft] ids of a text that resembles the translation, such as an older translation or a fast model's, without
+     * those of `target`; or NULL. A draft only saves time: the session computes its probable tokens together and keeps
+     * those that it would have chosen. It computes none if it expects no gain, with a beam above 1, for LSTM decoders,
+     * with constraints or callbacks next_token, routing or attention, and on a GPU. */
     const int32_t *draft;
     size_t n_draft;
 } moe_request;

@@ -254,7 +254,7 @@ TEST(damaged_files_are_refused) {
         for (size_t at = 0; at < bytes; at += at < 100 ? 1 : 41) {
             write_file(other, data, at);
             refuse(s, other, at < sizeof(moe_prompts_head) ? MOE_ERROR_ARGUMENT : MOE_ERROR_FORMAT,
-                   at < sizeof(moe_prompts_head) ? "does not contain saved prompts" : "is cut off");
+                   at < sizeof(moe_prompts_head) ? "does not contain saved prompts" : "is truncated");
         }
         load(s, file);
         assert_true(translate(s, 0, 2, &found) > 0);
@@ -364,11 +364,11 @@ TEST(files_of_other_sessions_are_refused) {
     moe_session_free(s);
     q = p, q.trace = trace;
     s = new_session(f, &q);
-    refuse(s, file, MOE_ERROR_UNSUPPORTED, "share prompts");
+    refuse(s, file, MOE_ERROR_UNSUPPORTED, "support saved prompts");
     moe_session_free(s);
     q = moe_session_params_default(with_encoder->model), q.batch = 1;
     s = new_session(with_encoder, &q);
-    refuse(s, file, MOE_ERROR_UNSUPPORTED, "only decoder-only models on device cpu share prompts");
+    refuse(s, file, MOE_ERROR_UNSUPPORTED, "only decoder-only models on device cpu support saved prompts");
     assert_int_equal(moe_session_save_prompts(s, other, NULL), MOE_ERROR_UNSUPPORTED);
     moe_session_free(s);
     s = new_session(f, &p);
@@ -377,7 +377,7 @@ TEST(files_of_other_sessions_are_refused) {
     load(s, file);
     moe_error e;
     assert_int_equal(moe_session_load_prompts(s, file, &e), MOE_ERROR_ARGUMENT);
-    assert_non_null(strstr(e.message, "has translated already"));
+    assert_non_null(strstr(e.message, "has already translated"));
     assert_true(translate(s, 0, 1, &r) > 0);
     atomic_store(&s->busy, 1);
     assert_int_equal(moe_session_save_prompts(s, file, &e), MOE_ERROR_ARGUMENT);
