@@ -109,12 +109,11 @@ static void check_error(moe_status status, const moe_error *e, const uint8_t *da
 }
 
 static void read_memory(const uint8_t *data, size_t size) {
-    const int is_wide = size > 1 && (data[0] ^ data[1]) == 1 && (data[0] | data[1]) == 0xFF;
     sums plain = { 0, 0 }, wide = { 0, 0 };
     moe_error e = { .code = MOE_OK };
     size_t n = 0;
     const moe_status status = text_units_read((const char *)data, size, see, &plain, &e);
-    check_error(status, &e, data, is_wide ? 0 : size);
+    check_error(status, &e, data, size);
     for (size_t i = 0; i < size; i++)
         if (!data[i] || data[i] > 0x7E) return;
     uint8_t *copy = malloc(2 * size + 2);
