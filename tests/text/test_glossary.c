@@ -124,13 +124,14 @@ static long one_by_one(const entries *all, const char *text, size_t length, size
     utf8proc_int32_t here[MOST], term[MOST];
     size_t before = 0;
     long best = -1;
-    for (size_t end = at; end < length;) { /* each iteration extends the match by a word */
-        if (end > at) {
-            utf8proc_int32_t c = 0;
-            utf8proc_iterate((const utf8proc_uint8_t *)text + end, (utf8proc_ssize_t)(length - end), &c);
-            if (utf8proc_get_property(c)->combining_class) break;
-        }
+    for (size_t end = at; end < length;) { /* each iteration extends the match by a word and its combining marks */
         end += text_word_length(text, length, end);
+        for (utf8proc_int32_t c = 0; end < length;) {
+            const utf8proc_ssize_t mark =
+                utf8proc_iterate((const utf8proc_uint8_t *)text + end, (utf8proc_ssize_t)(length - end), &c);
+            if (mark < 1 || !utf8proc_get_property(c)->combining_class) break;
+            end += (size_t)mark;
+        }
         if (end - at > 200) break;
         const size_t count = composed(text + at, end - at, here);
         int exact = 0;
@@ -257,6 +258,8 @@ TEST(matching_rules_are_applied) {
         { { "house", "hous" }, "houses", 1, 6, 1 },
         { { "caf\xC3\xA9" }, "cafe\xCC\x81s", 0, 7, 1 },
         { { "cafe\xCC\x81" }, "CAF\xC3\x89", 0, 5, 0 },
+        { { "a>\xCC\x8C b" }, "a>\xCC\x8C b", 0, 6, 0 }, /* a sign has its marks, too */
+        { { "a>" }, "a>\xCC\x8C b", -1, 0, 0 },
         { { "dog's", "dog" }, "dog's", 0, 5, 0 },
         { { "the dog" }, "the dog\xE2\x80\x99s", 0, 7, 0 }, /* U+2019 is an apostrophe */
         { { "company" }, "companies", 0, 9, 1 },

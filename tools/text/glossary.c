@@ -416,13 +416,19 @@ typedef struct beginning {
     utf8proc_int32_t c[TEXT_TERM_CHARACTERS]; /* [n] characters of the first `bytes` bytes, composed */
 } beginning;
 
-/* Append the next word or sign. Return 0 at the end of the text, or if no term is this long. */
+static int is_mark(utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class != 0; }
+
+/* Append the next word or sign with its combining marks. Return 0 at the end of the text, or if no term is this long.
+ */
 static int take_one(beginning *b) {
     utf8proc_int32_t c[TEXT_TERM_CHARACTERS];
     if (b->bytes == b->length) return 0;
-    const size_t bytes = text_word_length(b->text, b->length, b->bytes);
-    const size_t n = b->bytes + bytes > MAX_TERM ? 0 : characters(b->text + b->bytes, bytes, c);
-    if (!n || b->n + n > TEXT_TERM_CHARACTERS || (b->bytes && utf8proc_get_property(c[0])->combining_class)) return 0;
+    size_t bytes = text_word_length(b->text, b->length, b->bytes), end, more;
+    while ((end = b->bytes + bytes) < b->length && end <= MAX_TERM &&
+           is_mark(text_character(b->text, b->length, end, &more)))
+        bytes += more;
+    const size_t n = end > MAX_TERM ? 0 : characters(b->text + b->bytes, bytes, c);
+    if (!n || b->n + n > TEXT_TERM_CHARACTERS) return 0;
     memcpy(b->c + b->n, c, n * sizeof *c);
     b->n += n, b->bytes += bytes;
     return 1;
