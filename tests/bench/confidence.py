@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measure how reliable the confidences of a model are that moe-calibrate
---confidence has given a table, on the test sets of ../shared/corpus.
+"""Measure how reliable a model's confidences are on the test sets of
+../shared/corpus. moe-calibrate --confidence adds them to a model.
 
 Usage: tests/python tests/bench/confidence.py MODEL [--lines N]
        tests/python tests/bench/confidence.py --pairs N > pairs.tsv
@@ -9,9 +9,9 @@ A translation is right if sacreBLEU's chrF is at least 60. Prints for each
 direction of tatoeba-2k and newstest2014: lines, share of right ones, mean
 confidence, expected calibration error (ten bins) and the error that chance
 alone would give, AUC. --pairs writes pairs for moe-calibrate: per direction N
-lines of news and 3 N of Tatoeba, with English 4 N. The dev sets have no Tatoeba
-without English, and their lines are easier than tatoeba-2k's, half of which are
-therefore for calibration; only the others are tested.
+lines of news and 3 N of Tatoeba, or 4 N with English. Tatoeba's dev sets all
+include English and are easier than tatoeba-2k; therefore half of tatoeba-2k is
+used for calibration and only the other half for tests.
 """
 import argparse
 import json
@@ -31,7 +31,7 @@ BINS = 10
 
 
 def directions(name, number, part):
-    """Yield (source language, target language, [(source, reference)]) of a set; of HALVED, of its part 0 or 1."""
+    """Yield (source language, target language, [(source, reference)]) of a set, or of half `part` of a set in HALVED."""
     with lzma.open(os.path.join(CORPUS, name + ".tsv.xz"), "rt", encoding="utf-8") as file:
         rows = [line.rstrip("\n").split("\t") for line in file]
     places = [i for i, code in enumerate(rows[0]) if code in LANGUAGES]

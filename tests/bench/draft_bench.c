@@ -3,11 +3,10 @@
  *     make build/draft_bench
  *     build/draft_bench MODEL [BATCHES [TOKENS [ROUNDS [THREADS [SHARE [SOURCES]]]]]]     default: 1,8,32 48 3 2
  *
- * SOURCES sources, by default as many as fit in a batch, are random tokens; a negative SHARE stands for all four. The
- * drafts are the model's own translations, in which SHARE of the tokens is right (0, 0.5, 0.9 and 1, or one of them)
- * and the others are replaced. Runs without and with drafts alternate, and all results must have the same bytes. Prints
- * a JSON line for each batch and share of right tokens: the median of the ratios, and how many of the computed guesses
- * were right.
+ * The sources are SOURCES texts of random tokens, by default a batch. The drafts are the model's own translations with
+ * a share of right tokens, SHARE, and random tokens in place of the others; a negative SHARE measures 0, 0.5, 0.9 and
+ * 1. Runs without and with drafts alternate, and all results must have the same bytes. Prints a JSON line for each
+ * batch and share: the median of the ratios, and how many of the computed guesses were right.
  */
 #define _POSIX_C_SOURCE 200809L
 

@@ -12,9 +12,9 @@ A term is a word that the model does not translate like the reference; word
 co-occurrence finds its translations. A term counts as kept if it appears in the
 output as a separate word and replaces the model's own word (some of these were
 corrected by hand, see CORRECTED). All terms of a direction form one glossary.
-`prompted` is for decoder-only models: 200 terms which the model alone does not
-write. A place is the reference's if the words before the term differ by at most
-a quarter of the sentence.
+`prompted` measures 200 terms that a decoder-only model does not write by
+itself. A term is at the reference's position if the shares of preceding words
+differ by at most a quarter.
 """
 import argparse
 import collections
@@ -177,7 +177,7 @@ def run_terms(args):
 
 
 def place(text, term):
-    """Return the share of the words of a text that precede a term, which may have an ending, or None."""
+    """Return the share of words before a term, which may have an ending, in a text, or None."""
     have, term = parts(text), parts(term)
     for i in range(len(have) - len(term) + 1):
         *first, last = have[i:i + len(term)]

@@ -6,10 +6,9 @@ without --prompt-cache.
     tests/python tests/bench/restarts.py MODEL      # a model that answers chats
     tests/python tests/bench/restarts.py MODEL --length 9 --rounds 9
 
-Each round starts four servers: without a cache, one that writes a new file, one
-that reads it and gets the same question, and one that gets another question.
-Printed are medians: seconds until the server is ready, until the first token of
-its first answer, and until it has ended.
+Each round starts four servers: without a cache, with a new file, with this file
+and the same question, with this file and another question. Prints medians: ms
+until the server is ready, to the first token of its answer, and to its exit.
 """
 import argparse
 import os
@@ -22,7 +21,7 @@ from beginnings import test_server
 
 
 def once(model, options, system, question, answer):
-    """Start a server, ask one question and stop it. Return the seconds of each, the prompt's tokens and those found."""
+    """Start a server, ask one question and stop it. Return the three times, the prompt's tokens and the loaded ones."""
     begin = time.monotonic()
     server = test_server.Server(*options, fast=False, model=model)
     ready = time.monotonic() - begin

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Test Cohere's tokeniser and chat template with the vocabulary that llama.cpp
-tests itself with, models/ggml-vocab-command-r.gguf, and random weights: ids
-must be those of the package `tokenizers` and of llama.cpp.
+"""Test Cohere's tokeniser and chat template with llama.cpp's test vocabulary,
+models/ggml-vocab-command-r.gguf, and random weights: ids must be those of the
+package `tokenizers` and of llama.cpp.
 
 Usage: tests/python tests/convert/test_cohere.py [--only NAME] [--lines N]
 
 pip downloads the source distribution of llama-cpp-python 0.3.36 (77 MB), which
-contains the file, and caches it. Lines come from ../shared/corpus, the others
-are noise of all scripts, spaces, control characters and emoji.
+contains the file, and caches it. Lines are from ../shared/corpus, and random
+characters of all scripts, spaces, control characters and emoji.
 """
 import argparse
 import functools
@@ -47,7 +47,7 @@ cohere_test = test.needs(tokenizers, "tokenizers, NumPy or gguf")
 
 @functools.cache
 def vocabulary():
-    """Return a temporary folder with VOCABULARY, and texts and ids beside it."""
+    """Return a temporary folder with VOCABULARY, texts and ids."""
     return out_of_wheel("llama-cpp-python==0.3.36", SOURCE, DIGEST, lambda name: name.startswith(VOCABULARY),
                         "--no-binary", "llama-cpp-python")
 

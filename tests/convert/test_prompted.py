@@ -249,7 +249,7 @@ def drafts_change_no_answer():
 
 @model_test
 def prompts_survive_programs():
-    """--prompt-cache changes no byte, and later runs of moe-translate, Translator and moe-server start from it."""
+    """--prompt-cache changes no byte; later runs of moe-translate, Translator and moe-server load the prompts."""
     from moe_translate import MoeError, Translator
     folder = os.path.join(here.name, "prompts")
     file = os.path.join(here.name, "a.prompts")
@@ -605,7 +605,7 @@ def the_search_adds_what_an_answer_lacks():
 
 @model_test
 def the_search_adds_terms_that_an_answer_lacks():
-    """200 terms, one per line, none of which the model writes. Answers become at most 1.3 times as long, plus a word."""
+    """Add 200 terms that the model does not write, one per line, to answers, which grow by at most 30 % and a word."""
     r = random.Random(3)
     word = lambda: "".join(r.choices("bcdfghklmnprst", k=3) + r.choices("aeiou", k=3)).capitalize()
     terms = {f"{word()}{i % 7 * 'x'}": word() for i in range(200)}
@@ -622,7 +622,7 @@ def the_search_adds_terms_that_an_answer_lacks():
             assert run([*whole, *options], lines).stdout == found.stdout, options
 
 
-PLACED = [("See the ship", "Das Boot"),  # the model copies the term
+PLACED = [("See the ship", "Das Boot"),  # The model copies the term.
           ("See the fox", "Wolf das Bild"),  # the term replaces the word that fell
           ("The cat and the dog a", None), ("Dogs, dogs or the dog a", None), ("Dog and house a", None),
           ("A house and a dog", None), ("The dogs b", "Die Hunde bellen"), ("The <b>old</b> dogs c", "Die <b>alten</b> Hunde"),

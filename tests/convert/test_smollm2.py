@@ -257,8 +257,8 @@ def server_chats_are_the_same_with_and_without_streaming():
 
 @real_test
 def drafts_change_no_byte():
-    """A model with four bits makes drafts for the model with eight. Lines are cut at 24 tokens, in batches of 1 and 3.
-    Texts of which parts are copied are their own drafts."""
+    """A 4-bit model makes drafts for the 8-bit model. Lines are cut at 24 tokens, in batches of 1 and 3. Texts that
+    the model copies in part are their own drafts."""
     with tempfile.TemporaryDirectory() as made:
         models = [os.path.join(made, kind + ".bin") for kind in ("q8b", "q4m")]
         for model in models:

@@ -359,7 +359,7 @@ def moe_get_fetches_over_http_and_https():
             assert b"firefox/en-pt" in run("moe-get", "--list", env=environment(**more))[0]
             run("moe-get", "rm", "en-pt", env=environment(**more))
             assert not os.path.exists(f"{folder}/{listener}/moe/firefox")
-        # Name another authority, because wine, unlike Windows, verifies nothing without a file.
+        # Name another authority: unlike Windows, wine verifies nothing without a file.
         more = {**services.environment("https"), "XDG_DATA_HOME": windows(folder),
                 "SSL_CERT_FILE": windows(certificates.authority("theirs"))}
         _, err = run("moe-get", "--no-convert", "--retries", "0", "en-pt", env=environment(**more), status=None)

@@ -1,4 +1,4 @@
-/* test_prompts.c - files of prompts: later sessions find them, hostile and damaged files change nothing. */
+/* test_prompts.c - saved prompts: later sessions load them; hostile and damaged files change nothing. */
 #include "watched.h"
 
 #include <sys/stat.h>
@@ -52,7 +52,7 @@ static moe_session *new_session(const fixture *f, const moe_session_params *p) {
     return s;
 }
 
-/* Translations of prompts in groups of two, whose first COMMON tokens are equal. */
+/* Translations of prompts, in pairs with the same first COMMON tokens. */
 typedef struct run {
     size_t first, n, pulled;
     int32_t source[LENGTH];
@@ -165,7 +165,7 @@ static unsigned char *saved(const fixture *f, const moe_session_params *p, size_
 
 /* ---- Tests ---- */
 
-/* Sessions with any batch, threads and kernels find the prompts of an earlier one. Saving them again writes the same
+/* Sessions with any batch, threads and kernels load the prompts of an earlier one. Saving them again writes the same
  * bytes. Neither allocates memory. */
 TEST(later_sessions_find_prompts) {
     for (int i = 0; i < 12; i++) {
@@ -213,7 +213,7 @@ TEST(later_sessions_find_prompts) {
     }
 }
 
-/* If memory holds only some of the pages and states, they are the most recently used. */
+/* If not all pages and states fit into memory, the most recently used are loaded. */
 TEST(what_fits_is_the_most_recent) {
     for (int delta = 0; delta < 2; delta++) {
         fixture *f = open_model(model_of(delta, MW_Q8, 3));
@@ -234,7 +234,7 @@ TEST(what_fits_is_the_most_recent) {
     }
 }
 
-/* A session refuses a file with a changed byte, or with missing bytes, and can load the whole file afterwards. */
+/* A session refuses a file with a changed byte or missing bytes, and can load the intact file afterwards. */
 TEST(damaged_files_are_refused) {
     for (int delta = 0; delta < 2; delta++) {
         fixture *f = open_model(model_of(delta, MW_Q8, 3));
@@ -268,7 +268,7 @@ TEST(damaged_files_are_refused) {
     }
 }
 
-/* Set the checksum of the head, and those of `n` records of `each` bytes, so that only the numbers are wrong. */
+/* Correct the checksums of the head and of `n` records of `each` bytes, so that only the numbers are wrong. */
 static void seal(unsigned char *data, size_t n, const size_t *begins) {
     moe_prompts_head h;
     memcpy(&h, data, sizeof h);
@@ -281,7 +281,7 @@ static void seal(unsigned char *data, size_t n, const size_t *begins) {
     }
 }
 
-/* Valid checksums do not make a session believe counts, ids or serials. */
+/* A session checks counts, ids and serials even if the checksums are valid. */
 TEST(hostile_files_are_refused_or_harmless) {
     for (int delta = 0; delta < 2; delta++) {
         fixture *f = open_model(model_of(delta, MW_Q8, 3));
@@ -320,7 +320,7 @@ TEST(hostile_files_are_refused_or_harmless) {
             seal(copy, n, begins);
             write_file(other, copy, bytes);
             s = new_session(f, &p);
-            if (i == 0) { /* more pages than the session can have are not read, so the file may end */
+            if (i == 0) { /* pages that do not fit are not read, so the file may end before them */
                 const moe_status status = moe_session_load_prompts(s, other, NULL);
                 assert_true(status == MOE_OK || status == MOE_ERROR_FORMAT);
             } else if (i < 7) {

@@ -884,7 +884,7 @@ TEST(drafts_do_not_change_a_bit) {
     }
 }
 
-/* Guesses do not change the states of Gated DeltaNet unless the translation contains them. */
+/* Only guesses that the translation contains change the states of Gated DeltaNet. */
 TEST(drafts_change_no_state) {
     for (int i = 0; i < 8; i += mw_slow() ? 5 : 1) {
         fixture *f = open_model(mw_delta_decoder(i % 2 ? MW_Q8 : MW_F32, 5));

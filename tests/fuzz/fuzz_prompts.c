@@ -1,7 +1,7 @@
 /* fuzz_prompts.c - loads the input as a file of prompts (moe_session_load_prompts).
  *
- * Checks beyond the sanitizers: a failure has a status and a message, and leaves the session without prompts; a file
- * that a session accepts can be saved again; translations succeed, or report invalid numbers. */
+ * Checks in addition to the sanitizers': a failure has a status and a message, and leaves the session without prompts;
+ * a session can save what it has loaded; translations succeed, or report invalid numbers. */
 #include "moe.c"
 
 #define MW_CRC(p, n) moe_crc32(0, p, n)

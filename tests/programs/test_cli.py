@@ -106,11 +106,11 @@ def a_memory_is_searched():
 
 @test
 def translations_of_similar_texts_are_repaired():
-    """The words that the change concerns are the model's, all others the memory's."""
+    """The words of the change are the model's, all others the memory's."""
     pairs = ("The cat sleeps in the old garden.\tDie Katze döst im alten Gärtlein.\n"
              "cannot open the file '%s' for the user\tDatei '%s' lässt sich für den Nutzer nicht öffnen\n")
     lines = ["The cat sleeps in the new garden.", " The dog sleeps in the old garden. ", "Where is my book?",
-             "cannot open the directory '%s' for the user"]  # the model does not see that a file is none
+             "cannot open the directory '%s' for the user"]  # the model misses the change
     with tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="utf-8") as file:
         file.write(pairs)
         file.flush()

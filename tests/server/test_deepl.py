@@ -168,7 +168,7 @@ def unsupported_parameters_are_refused():
 
 @test
 def weblate_hides_placeholders_in_empty_tags():
-    """Weblate's connector sends its texts in this form, and asks for the languages of both sides."""
+    """Weblate's connector sends texts in this form, and requests the languages of both sides."""
     body = {"source_lang": "EN", "target_lang": "DE", "formality": "default", "tag_handling": "xml", "ignore_tags": ["x"]}
     with serving() as server:
         texts = ['The <x id="4"></x> sleeps.', "Where is my book?", "Good<br/>morning."]

@@ -128,7 +128,7 @@ def described(source):
 
 
 def descriptions(rng, lines):
-    """Newer Weblate: the languages are in the message, the instruction names none."""
+    """Newer Weblate: the message names the languages, the instruction does not."""
     task = "You are a professional translation engine.\n\nRules:\n1. Translate each string in order.\n2. Output an array."
     text = json.dumps({"source_language": "en", "target_language": "de", "glossary": [],
                        "strings": [described(x) for x in lines]})  # fmt: skip
@@ -187,7 +187,7 @@ def every_line_of_all_shapes_is_moe_translates():
 
 @test
 def weblate_and_omegat_are_answered():
-    """Requests with the members and instructions that their connectors send."""
+    """Send requests with the members and instructions of each connector."""
     line = "The dog sleeps."
     with serving() as server:
         def content(messages):

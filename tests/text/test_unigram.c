@@ -1,7 +1,7 @@
 /* test_unigram.c - compares unigram.c with SentencePiece, in texts of many scripts and under all settings.
  *
- * The tokenisers are those of the shipped model and of small models made here. A protocol buffer is extended by
- * appending fields: the last value of a setting counts, and pieces are added. */
+ * The tokenisers are the shipped model's and small ones made here. Appending fields extends a protocol buffer: the last
+ * value of a setting counts, and pieces are added. */
 #include "moe.h"
 #include "tools/text/spm.h"
 
@@ -241,7 +241,7 @@ TEST(shipped_tokeniser) {
         compare(&changed, 300);
         text_bytes_free(&changed);
     }
-    /* pieces of the user, unused pieces */
+    /* user-defined pieces, unused pieces */
     put_piece(&tokeniser, "<ab>", 0, 4);
     put_piece(&tokeniser, "<abc>", 0, 4);
     put_piece(&tokeniser, "\xEF\xBC\xA1\xEF\xBC\xA2", 0, 4); /* the normaliser keeps it */
@@ -263,7 +263,7 @@ TEST(small_tokenisers_with_ties) {
     }
 }
 
-/* Edges whose slots are the same would make the trie slow, so such a model is left to the library. */
+/* Models that unigram.c rejects are left to the library. */
 TEST(unusual_models_are_left_to_the_library) {
     text_bytes two = { 0 };
     put_small(&two);

@@ -209,8 +209,8 @@ static int next_text(program_lines *l, int wait, text_line *line) {
 
 static int is_blank(const char *data, size_t length) { return !text_trimmed(data, length, " \t\r\n").length; }
 
-/* Return the last *lines lines, each ended by a line break, or fewer if they exceed TEXT_PROMPT_BACK. Set *lines to
- * their number. */
+/* Return the last *lines lines, each with its line break, or fewer if they exceed TEXT_PROMPT_BACK. Set *lines to their
+ * number. */
 static moe_span last_lines(const text_bytes *t, size_t *lines) {
     size_t begin = t->length, n = 0;
     for (size_t at = begin; at && n < *lines; n++, begin = at) {

@@ -365,7 +365,7 @@ static void tell_terms(const options *o, const moetext *translator) {
             fprintf(stderr, "term             does not occur: %s = %s\n", term.source, term.target);
 }
 
-/* Write the file of --prompt-cache. Return `status`, or that of an error. */
+/* Write the file of --prompt-cache. Return `status`, or the exit status of an error. */
 static int save_prompts(moetext *translator, int status) {
     moe_error e;
     if (status > EXIT_SOME_LINES || !moetext_save_prompts(translator, &e)) return status;

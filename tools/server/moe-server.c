@@ -143,10 +143,8 @@ static const option_row own_rows[] = {
       "limit the translator's memory, e.g. 512M: fail if more is needed, otherwise allocate it at startup",
       .more = ". Mapped models and requests do not count", .group = GROUP_MODEL, .kind = ROW_CALL,
       .take = add_setting },
-    { "prompt-cache", "DIR",
-      "keep computed beginnings of prompts in this folder when models are closed or the server ends",
-      .more =
-          ". Models that open again start from them; see moe-translate. A file instead of a folder serves one model",
+    { "prompt-cache", "DIR", "save the computed prompts of a model in this folder when it is closed or the server ends",
+      .more = ". A model that opens again loads them; see moe-translate. A file instead of a folder serves one model",
       .group = GROUP_MODEL, .kind = ROW_CALL, .take = add_setting },
     { "threads", "N", "number of translation threads (default: one per available processor)", .group = GROUP_MODEL,
       .kind = ROW_CALL, .take = add_setting },
@@ -552,7 +550,7 @@ int main(int argc, char **argv) {
     if (status < 0) status = backend_open(&s, &u->options, &s.backend);
     if (status < 0) status = serve(&r);
     if (u && u->options.settings.length && strstr(u->options.settings.data, "prompt-cache="))
-        alarm(60); /* to write it */
+        alarm(60); /* time to write it */
     for (backend *b = s.backend, *previous; b; b = previous) previous = b->previous, backend_free(b);
     files_free(&s);
     live_free(&s);

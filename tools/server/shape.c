@@ -451,7 +451,7 @@ static void take_code(char code[36], span name) {
     if (name.length) take_word(code, 36, name.data, name.length);
 }
 
-/* Put Weblate's strings: ["..."]. The other members of a string describe it. */
+/* Put Weblate's strings as ["..."]. Other members of a string only describe it. */
 static void take_weblate(request *req, shape *l, const cJSON *all) {
     const cJSON *rows = member(all, "strings"), *one;
     cJSON_ArrayForEach(one, member(all, "glossary")) add_term(req, text_of(one, "source"), text_of(one, "target"));
@@ -530,7 +530,7 @@ void shape_languages(request *req, const char *system, size_t system_length, con
     if (!values) out->begin = instruction_of(req->backend, all, out->translates && out->target[0]);
     out->json = values != NULL;
     find_languages(&f, (span){ message, out->begin });
-    if (is_weblate(values)) { /* its instruction explains the form, with examples */
+    if (is_weblate(values)) { /* ignore the instruction, which explains the form with examples */
         take_code(out->source, text_of(values, "source_language"));
         take_code(out->target, text_of(values, "target_language"));
         out->translates = 1, rest.length = 0;

@@ -328,8 +328,8 @@ static void open_memory(request *req) {
     else if (status) bad_request(req, "%s: %s", error.where, error.message);
 }
 
-/* Refuse contents in the tags of `ignored`. Without contents, as in Weblate's placeholders <x id="1"></x>, there is
- * nothing to ignore. */
+/* Refuse contents in the tags of `ignored`. Empty tags, such as Weblate's placeholders <x id="1"></x>, have nothing to
+ * ignore. */
 static void check_ignored(request *req, const char *text, size_t length) {
     for (const char *at = text, *end = text + length; req->ignored[0] && (at = memchr(at, '<', (size_t)(end - at)));) {
         const char *const name = ++at, *const close = memchr(at, '>', (size_t)(end - at));

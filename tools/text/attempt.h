@@ -33,7 +33,7 @@ typedef enum text_step {
     TEXT_AS_SENTENCE,   /* write an indivisible text as a sentence, because its answer is then more likely to end */
     TEXT_BIND_SIGNS,    /* (prompted models) constrain the answer to the missing spans, and use the strict wording */
     TEXT_BIND_NUMBERS,  /* (prompted models) constrain the answer to the missing numbers */
-    TEXT_PLACE_TERMS,   /* (prompted models) take the next step to add missing terms */
+    TEXT_PLACE_TERMS,   /* (prompted models) make the next request that adds missing terms */
     TEXT_HALVE,         /* translate both halves of the text instead */
     TEXT_ACCEPT,        /* accept the translation; this and the following steps are final */
     TEXT_KEEP_SOURCE,

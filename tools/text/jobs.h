@@ -49,12 +49,12 @@ typedef struct text_partial {
 
 typedef struct text_repair text_repair;
 
-/* How a prompted model gets terms that its answer lacks (prompted.c). */
+/* State of adding terms that a prompted model's answer lacks (prompted.c). */
 typedef struct text_placing {
     int stage;
     const text_term *terms[TEXT_MAX_PLACED]; /* [n] */
     size_t n, written;                       /* the first `written` of them replace their sources in the prompt */
-    size_t lacks;                            /* how often `answer_ids` lack the last written term */
+    size_t lacks;                            /* occurrences of the last written term that `answer_ids` lack */
     size_t missing, bytes;                   /* number of terms that `answer_ids` lack; length of their text */
     size_t place;                            /* offset of the last written term in the text */
 } text_placing;
@@ -73,7 +73,7 @@ typedef struct text_job {
     text_ids draft_ids;             /* tokens that the translation may contain (drafts.h) */
     text_ids resumed_ids;           /* for TEXT_RESUME, the output before the repetition */
     text_ids answer_ids, logprobs;  /* (prompted) an answer that lacks terms; its log-probabilities, times LOG_UNIT */
-    text_ids begun_ids, edited_ids; /* (prompted) its beginning, with a term; the whole, with a term */
+    text_ids begun_ids, edited_ids; /* (prompted) its beginning with a term; all of it with a term */
     struct text_guard *guard;       /* (guarded) protected spans (protect.h); may be NULL */
     struct text_constraints *bound; /* (prompted) constraints of a second answer (prompt.h); may be NULL */
     text_repair *repair;            /* (guarded) the repair of a fuzzy match (repair.h); may be NULL */

@@ -385,7 +385,7 @@ typedef struct unit {
     text_cursor cursor;             /* position in the current line */
     size_t at;                      /* start of the next line */
     size_t message_end;             /* lines that begin before this offset belong to a message that is copied */
-    size_t counted, earlier;        /* counted: end of the lines that `earlier` counts; see earlier_lines */
+    size_t counted, earlier;        /* counted: end of the lines that `earlier` includes; see earlier_lines */
     int last_line;                  /* 1 if the current line is the last line */
     const char *joint, *next_joint; /* separators before the next part and the next line */
     int closed;                     /* 1 if no more parts follow */
@@ -1505,8 +1505,8 @@ static text_job *stream_insert(text_stream *stream, text_job *before, size_t at)
     return &p->job;
 }
 
-/* Give a request the tokens of its draft. A prompted model without a draft gets its text, since it may copy names,
- * numbers and code. A text that cannot be encoded is no draft. */
+/* Give a request the tokens of its draft. For a prompted model the text is the default, since the model may copy names,
+ * numbers and code. Texts that cannot be encoded are ignored. */
 static void add_draft(const moetext *t, text_job *job, moe_span draft, moe_request *request) {
     const text_front targets = text_front_of_targets(&t->model->front);
     job->draft_ids.length = 0;
@@ -1825,7 +1825,7 @@ static int is_folder(const char *path) {
     return stat(path, &found) == 0 && S_ISDIR(found.st_mode);
 }
 
-/* Load the prompts of the option prompt-cache. A file that does not fit the session is replaced later. */
+/* Load the prompts of the option prompt-cache. A file that the session cannot use is replaced later. */
 static moe_status load_prompts(moetext *t, moe_error *error) {
     const moe_model *engine = t->model->front.model;
     const char *path = t->settings.prompt_cache;
@@ -1843,7 +1843,7 @@ static moe_status load_prompts(moetext *t, moe_error *error) {
     if (is_folder(path)) snprintf(t->prompts, sizeof t->prompts, "%s/%016llx.prompts", path, (unsigned long long)hash);
     else snprintf(t->prompts, sizeof t->prompts, "%s", path);
     moe_status status = moe_session_load_prompts(t->session, t->prompts, &e);
-    if (status == MOE_ERROR_IO && stat(t->prompts, &found) != 0) return MOE_OK; /* it does not exist yet */
+    if (status == MOE_ERROR_IO && stat(t->prompts, &found) != 0) return MOE_OK; /* no file yet */
     if (status != MOE_ERROR_FORMAT && status != MOE_ERROR_UNSUPPORTED)
         return status ? text_fail(error, status, "prompt-cache", "%s", e.message) : MOE_OK;
     if (status == MOE_ERROR_UNSUPPORTED) t->prompts[0] = '\0'; /* nothing to save */

@@ -231,11 +231,10 @@ static inline moe_stats moetext_stats(const moetext *translator) {
     moetext_stats_sized(translator, &stats, sizeof stats);
     return stats;
 }
-/* Write the computed beginnings of prompts to the file of the option prompt-cache, from which moetext_new reads them: a
- * new translator does not compute them again, so its first texts are faster. Does nothing without the option, or if no
- * text has been translated since the last call. In a folder, each model has its own file; several models need a folder.
- * moetext_new ignores a file that is damaged or of another model, version or setting; this function replaces it.
- * Errors: those of moe_session_save_prompts. */
+/* Save the computed prompts to the file of the option prompt-cache. moetext_new loads them, so the first texts of a new
+ * translator are faster. Does nothing without the option, or if no text has been translated since the last call. In a
+ * folder, each model has its own file; several models require a folder. moetext_new ignores a damaged file, or one of
+ * another model, version or setting; this function replaces it. Errors: those of moe_session_save_prompts. */
 moe_status moetext_save_prompts(moetext *translator, moe_error *error);
 /* Return 1 if all texts may have a context. This requires a single prompted model whose prompt has a place for context.
  * With several models, the first model of each text decides. */
@@ -274,10 +273,10 @@ const char *moetext_glossary_heading(const moetext *translator);
  * translation as it is; so do a line and a sentence of a text. If a text differs from the most similar source only in
  * protected spans (numbers, placeholders, markup, addresses), its final mark, the case of its first letter or white
  * space, the translation is adapted. Any other text that is at least 0.7 similar (1 - word edit distance / words of the
- * longer text) is translated by the model: a prompted model sees the pair as an example. Other models repair the pair's
- * translation: they replace the words that the difference concerns, and keep the others. If more than half of the words
- * would change, or with a glossary, 4 times the similarity of a hypothesis to the pair's translation is added to its
- * score, which selects among the hypotheses of the beam (option memory), or among those that the option nbest asks for.
+ * longer text) is translated by the model. A prompted model receives the pair as an example. Other models repair the
+ * pair's translation: they replace the words that the difference affects and keep the others. With a glossary, or if at
+ * least half of the words would change, they instead add 4 times (option memory) a hypothesis's similarity to the
+ * pair's translation to its score, among the hypotheses of the beam, or those that the option nbest requests.
  * The result of a text depends only on the text and on the pairs when the text is pulled. Languages are compared
  * loosely (de, de-AT, deu_Latn), and unknown ones match all. */
 typedef struct moetext_memory moetext_memory;
@@ -430,10 +429,10 @@ typedef struct moetext_request {
      * until the result. */
     const moe_drop *drop;
 
-    /* [context_length] earlier text in the same language, which a prompted model sees before the earlier lines of the
-     * text. It sees the last of all these lines, up to N, the option context, or 16 if the option is 0. If a text
-     * needs two models, only the first one gets the context. If that model does not support a context, the
-     * status of the text is MOE_ERROR_UNSUPPORTED or MOE_ERROR_ARGUMENT, with a reason in the message. */
+    /* [context_length] earlier text in the same language. A prompted model receives it before the earlier lines of the
+     * text: of all these lines the last N, the option context, or 16 if the option is 0. If a text needs two models,
+     * only the first one receives the context. If that model does not support a context, the status of the text is
+     * MOE_ERROR_UNSUPPORTED or MOE_ERROR_ARGUMENT, with a reason in the message. */
     const char *context;
     size_t context_length;
 

@@ -19,9 +19,9 @@ enum {
     TEXT_PROMPT_BACK = 1 << 15 /* maximum bytes of earlier lines */
 };
 
-/* Return the first of n earlier lines that is shown, if at most `context` lines are shown. It changes rarely: the lines
- * shown grow from half of `context` to `context`, so that prompts of consecutive lines begin alike and the engine
- * computes their beginning once. */
+/* Return the first of n earlier lines to show, given a limit of `context` lines. It moves in steps: the number of lines
+ * grows from half of `context` to `context`, so that prompts of consecutive lines begin alike and the engine computes
+ * their beginning once. */
 size_t text_prompt_first(size_t n, size_t context);
 
 /* Options that apply to all translations. May be all zero. */

@@ -10,14 +10,14 @@
 
 /* ---- 1. Missing terms ----------------------------------------------------------------------------------
  *
- * A decoder has no attention that shows where a term belongs. If an answer lacks terms, the model translates the text
- * with the targets of these terms in their places (Song et al. 2019, arXiv 1904.09107), since it copies most of them.
- * If the new answer still lacks one, the terms are added to the first answer one by one: the word whose log-probability
- * falls most if the term is written into the text is the model's word for it. The model continues after the beginning
- * of the answer and the term. If this does not help, the term replaces the word. */
+ * Decoder-only models have no attention that shows where a term belongs. If an answer lacks terms, the model translates
+ * the text with the targets in place of these terms (Song et al. 2019, arXiv 1904.09107), because it copies most of
+ * them. If the new answer still lacks one, the terms are added to the first answer one by one. The word whose
+ * log-probability falls most when the term is written into the text is the model's word for it. The model continues
+ * after the answer up to this word and the term. If this fails, the term replaces the word. */
 
-enum { NO_STAGE, WRITE_IN, FIND, GO_ON, EDIT, KEEP }; /* what a request does; FIND, EDIT and KEEP score an answer */
-enum { LOG_UNIT = 1 << 16, LEAST_FALL = LOG_UNIT };   /* units in a nat; the least fall of the model's word */
+enum { NO_STAGE, WRITE_IN, FIND, GO_ON, EDIT, KEEP }; /* purpose of a request; FIND, EDIT and KEEP score an answer */
+enum { LOG_UNIT = 1 << 16, LEAST_FALL = LOG_UNIT };   /* units in a nat; minimum fall of the model's word */
 
 static int32_t in_units(float logprob) { return (int32_t)lrintf(fmaxf(logprob, -1000.0f) * (float)LOG_UNIT); }
 
@@ -36,7 +36,7 @@ static moe_status find_missing(const text_job *job, moe_span answer, const text_
                               &known, terms, TEXT_MAX_PLACED, n, error);
 }
 
-/* Append a text, with the terms of the current stage written into it. */
+/* Set *out to a text with the targets of the current stage's terms. */
 static moe_status write_terms(text_job *job, moe_span text, text_bytes *out, moe_error *error) {
     text_placing *p = &job->placing;
     const text_terms_known known = known_of(job);
@@ -65,7 +65,7 @@ static void request_stage(const text_job *job, moe_request *r) {
     if (p->stage != WRITE_IN && p->stage != GO_ON) r->partial = NULL;
 }
 
-/* Keep an answer that lacks terms, and its log-probabilities. */
+/* Store an answer that lacks terms, and its log-probabilities. */
 static moe_status keep_answer(text_job *job, const moe_hypothesis *h, moe_error *error) {
     moe_status status = text_ids_set(&job->answer_ids, h->ids, h->n_ids, error);
     job->logprobs.length = 0;
@@ -82,15 +82,15 @@ static size_t count_term(const text_term *term, const text_term *const *terms, s
     return found;
 }
 
-/* Begin to add the next term that the kept answer lacks. Return 0 if there is none. */
+/* Start adding the next term that the stored answer lacks. Return 0 if it lacks none. */
 static int begin_term(text_placing *p, const text_term *const *missing, size_t n) {
     while (p->written < p->n)
         if ((p->lacks = count_term(p->terms[p->written++], missing, n))) return p->stage = FIND, 1;
     return 0;
 }
 
-/* Find the bytes of the model's word for a term in an answer: the word of the token whose log-probability fell most
- * or, if none fell, an empty word at the term's share of the text. */
+/* Find the model's word for a term in an answer: the word of the token whose log-probability fell most or, if none
+ * fell, an empty word at the term's relative position in the text. */
 static moe_span find_word(const text_job *job, const moe_hypothesis *h, const text_bytes *answer,
                           const text_offsets *begins) {
     const char *s = answer->data;
@@ -126,7 +126,7 @@ static int is_capital(moe_span word) {
     return memcmp(first, word.data, n) != 0;
 }
 
-/* Set begun_ids and edited_ids from the scores of the kept answer. */
+/* Set begun_ids and edited_ids from the scores of the stored answer. */
 static moe_status place_term(const text_front *front, text_job *job, const moe_result *result, moe_error *error) {
     const char *term = job->placing.terms[job->placing.written - 1]->target;
     const moe_hypothesis *h = result->n_hypotheses ? result->hypotheses : &(moe_hypothesis){ 0 };
@@ -161,8 +161,8 @@ static moe_status place_term(const text_front *front, text_job *job, const moe_r
     return status;
 }
 
-/* Choose the next stage after the answer of a stage, which lacks `n` terms; `fails` is 1 if it cannot be used. Set
- * *more to 1 if another stage follows. */
+/* Choose the next stage after an answer that lacks `n` terms; `fails` is 1 if the answer cannot be used. Set *more to 1
+ * if another stage follows. */
 static moe_status next_stage(text_job *job, const moe_hypothesis *h, size_t bytes, const text_term *const *missing,
                              size_t n, int fails, int *more, moe_error *error) {
     text_placing *p = &job->placing;
@@ -204,7 +204,7 @@ static moe_status prepare(const text_front *front, text_job *job, moe_span sourc
         job->verbatim = 1;
     const moe_status encoded = text_job_encode(front, job, &job->shown, error);
     if (encoded || !job->placing.written || job->source_ids.length <= room(front, o)) return encoded;
-    text_clear(&job->shown); /* too long with the terms */
+    text_clear(&job->shown); /* with the terms it is too long */
     text_append(&job->shown, source.data, source.length);
     return job->shown.failed ? text_out_of_memory(error) : text_job_encode(front, job, &job->shown, error);
 }
@@ -223,7 +223,7 @@ static moe_status prompt_of(const text_front *front, const text_job *job, int st
     return text_prompt_ids(front, o->prompt, &asked, o->max_source, ids, left, error);
 }
 
-/* Return 1 if a text contains no span, number or term that could be missing in an answer. */
+/* Return 1 if a text has no span, number or term that an answer must preserve. */
 static int keeps_nothing(const text_job *job) {
     const moe_span source = { job->source.data, job->source.length }, nothing = { "", 0 };
     moe_span number = { NULL, 0 };
@@ -371,7 +371,7 @@ static moe_status judge(const text_front *front, text_suspicions *doubts, text_j
     if (result->status || !result->n_hypotheses) return MOE_OK;
     if (h->looped) v->reasons |= TEXT_LOOPED;
     if (text_attempt_next(job->attempt, v).step == TEXT_RESUME) return MOE_OK;
-    /* A replaced word may look like a lost name. */
+    /* text_job_lost may take a replaced word for a lost name */
     const moe_status status = stage >= EDIT ? MOE_OK : text_job_lost(front, job, h, v, error);
     if (status || (v->reasons & ~(unsigned)TEXT_LOOPED && !stage) || job->options.pairs) return status;
     return judge_answer(front, doubts, job, h, v, error);

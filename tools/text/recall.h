@@ -14,7 +14,7 @@ typedef struct text_recall text_recall;
 typedef enum text_match_kind {
     TEXT_MATCH_NONE,
     TEXT_MATCH_FUZZY,    /* at least TEXT_FUZZY similar */
-    TEXT_MATCH_REPAIRED, /* a fuzzy one whose translation a model has repaired (repair.h) */
+    TEXT_MATCH_REPAIRED, /* fuzzy, with a translation that a model has repaired (repair.h) */
     TEXT_MATCH_ADAPTED,  /* equal except for spans that the translation has too, the final mark or white space */
     TEXT_MATCH_EXACT
 } text_match_kind;
@@ -60,7 +60,7 @@ const char *text_recall_hash(text_recall *recall);
 moe_status text_recall_find(text_recall *recall, moe_span text, const char *source, const char *target,
                             text_match *match, text_bytes *out, moe_error *error);
 
-/* Find the words, signs and protected spans of valid UTF-8: the begin and end of each. Errors: MOE_ERROR_MEMORY. */
+/* Find the words, signs and protected spans of valid UTF-8: offset and end of each. Errors: MOE_ERROR_MEMORY. */
 moe_status text_recall_words(moe_span text, text_offsets *words, moe_error *error);
 /* Return how similar two texts are, 0 to 1: the share of common character trigrams. Errors: MOE_ERROR_MEMORY. */
 moe_status text_recall_compare(moe_span a, moe_span b, float *similarity, moe_error *error);

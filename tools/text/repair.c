@@ -8,20 +8,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* DROP: minimum loss of a changed word in nats; with a smaller loss a word may still have changed if no other word lost
- * four times as much. LOSS: maximum loss of a token that is kept. GAIN: minimum by which the repair is more probable
- * for the new text than for the memory's source. WORDS: maximum words of the model for a change. BEST: hypotheses of
- * the model that are used. */
+/* All in nats. DROP: minimum loss of a changed word; a quarter of the largest loss suffices, if at least LEAST_DROP.
+ * LOSS: maximum loss of a token that is kept. GAIN: how much more probable the repair must be for the new text than for
+ * the memory's source. */
 static const float DROP = 2.0f, LEAST_DROP = 0.5f, LOSS = 2.0f, GAIN = 1.0f;
-enum { WORDS = 8, BEST = 2 };
+enum { WORDS = 8, BEST = 2 }; /* maximum words of the model for a change; maximum hypotheses used */
 
 typedef enum stage { NOT_BEGUN, SCORE_OLD, SCORE_NEW, CONTINUE, SCORE_CANDIDATES, VERIFY, DONE } stage;
 
 struct text_repair {
     stage stage;
     text_ids source, old_source, old, ids; /* the new text; the memory's texts; the candidate */
-    text_offsets begins, words;            /* of the tokens of `old`; begin and end of its words */
-    float *logprobs;                       /* [n_logprobs] of `old` and the end, as the translation of old_source */
+    text_offsets begins, words;            /* offsets of the tokens of `old`; begin and end of its words */
+    float *logprobs;                       /* [n_logprobs] of `old` and the end token, given old_source */
     size_t n_logprobs, capacity;
     size_t from, to;  /* bytes of the change in the memory's translation */
     size_t given;     /* tokens before the change */
@@ -39,7 +38,7 @@ int text_repair_is_busy(const text_repair *p) { return p && p->stage != NOT_BEGU
 
 /* ---- Requests ------------------------------------------------------------------------------------------ */
 
-/* Return 1 if a job has a fuzzy match whose translation can be repaired. */
+/* Return 1 if a job has a fuzzy match that can be repaired. */
 static int is_wanted(const text_front *front, const text_job *job) {
     const text_options *o = &job->options;
     return job->match.kind == TEXT_MATCH_FUZZY && !o->strategy->prompts && !o->strategy->answers && !o->quick &&
@@ -48,7 +47,7 @@ static int is_wanted(const text_front *front, const text_job *job) {
            job->attempt.step == TEXT_FIRST;
 }
 
-/* Set *fits to 0 if a text is too long for the model. */
+/* Encode the memory's texts. Set *fits to 0 if one is too long for the model. */
 static moe_status begin(const text_front *front, text_job *job, int *fits, moe_error *error) {
     const text_front targets = text_front_of_targets(front);
     const text_options *o = &job->options;
@@ -64,7 +63,7 @@ static moe_status begin(const text_front *front, text_job *job, int *fits, moe_e
     return status;
 }
 
-/* Encode the new text, and a candidate, which may be NULL. */
+/* Encode the new text and a candidate, which may be NULL. */
 static moe_status encode(const text_front *front, text_job *job, const char *candidate, moe_error *error) {
     const text_front targets = text_front_of_targets(front);
     text_repair *p = job->repair;
@@ -126,7 +125,7 @@ static int find_change(text_repair *p, const char *text, const moe_hypothesis *h
     size_t first = n, last = 0;
     for (int pass = 0; pass < 2; pass++) {
         const float least = largest / 4 < DROP ? largest / 4 : DROP;
-        for (size_t w = 0, i = 0; w <= n; w++) { /* the last one is the end */
+        for (size_t w = 0, i = 0; w <= n; w++) { /* word n is the end */
             const size_t next = w + 1 < n ? p->words.data[2 * w + 2] : w < n ? end + 1 : SIZE_MAX;
             float loss = 0;
             for (; i <= h->n_ids && (i == h->n_ids ? w == n : token_at(p, text, i) < next); i++)
@@ -144,7 +143,7 @@ static int find_change(text_repair *p, const char *text, const moe_hypothesis *h
     return 1;
 }
 
-/* Add a candidate: the memory's words before the change, words of the model, and the memory's from byte `from` on. */
+/* Add a candidate: the memory's words before the change, words of the model, the memory's words from offset `from`. */
 static void add(text_repair *p, moe_span before, moe_span words, const char *old, size_t from) {
     const size_t at = p->all.length, length = strlen(old);
     text_append(&p->all, before.data, before.length);
@@ -159,7 +158,7 @@ static void add(text_repair *p, moe_span before, moe_span words, const char *old
     if (known) p->all.length = at;
 }
 
-/* Make candidates from a translation that begins with the given tokens. */
+/* Add the candidates of a translation that begins with the given tokens. */
 static moe_status add_each(const text_front *front, text_repair *p, const char *old, const moe_hypothesis *h,
                            text_bytes *text, text_offsets *words, moe_error *error) {
     size_t begin = p->given < p->begins.length ? p->begins.data[p->given] : p->from;
@@ -210,10 +209,10 @@ static moe_status is_kept(const text_job *job, moe_span candidate, int *kept, mo
     return status || marks >= 0 ? status : text_out_of_memory(error);
 }
 
-/* Return 1 if a token of the memory that a candidate keeps lost much probability: it belongs to the change too. */
+/* Return 1 if a candidate keeps a token of the memory that lost much probability and so belongs to the change. */
 static int loses(const text_repair *p, const moe_hypothesis *h) {
     const size_t n = p->old.length, m = h->n_ids, shorter = n < m ? n : m;
-    size_t same = 0, end = 0; /* tokens that both texts have at their beginning and end */
+    size_t same = 0, end = 0; /* numbers of common tokens at the beginning and the end */
     while (same < shorter && p->old.data[same] == h->ids[same]) same++;
     while (end < shorter - same && p->old.data[n - 1 - end] == h->ids[m - 1 - end]) end++;
     for (size_t i = 0; i <= m; i++)
@@ -238,7 +237,7 @@ static moe_status judge(text_job *job, const moe_hypothesis *h, moe_error *error
     return p->best.failed ? text_out_of_memory(error) : MOE_OK;
 }
 
-/* Use the best candidate, unless it fits the memory's text as well as the new one. */
+/* Use the best candidate if it is more probable for the new text than for the memory's. */
 static moe_status finish(text_job *job, const moe_hypothesis *h, moe_error *error) {
     text_repair *p = job->repair;
     const moe_span all = bytes_of(&job->source), core = text_trimmed(all.data, all.length, " \t\r\n");

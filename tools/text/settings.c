@@ -81,9 +81,9 @@ static const option_row table[] = {
       .more = ", {source_lang}, {target_code}, {source_code}. The values delimiters and structured:FORMAT, e.g. "
               "structured:JSON, select one of the model's prompts",
       .group = GROUP_PROMPT, TEXT_OF(prompt, "a prompt") },
-    { "prompt-cache", "PATH", "start from the prompts that earlier runs computed: a file to read, then to replace",
+    { "prompt-cache", "PATH", "load prompts that earlier runs computed, and save them at the end",
       .more = ". In a folder, each model has its own file. A file of another model, version, --kv-bits or --gating is "
-              "replaced, with a warning. It contains the texts of prompts as token ids",
+              "replaced, with a warning. Files contain the prompts as token ids",
       .group = GROUP_PROMPT, TEXT_OF(prompt_cache, "a file or folder") },
     { "alignment", NULL, "align the words of text and translation, which takes more time and memory (default: 0)",
       SWITCH_OF(alignment) },

@@ -41,7 +41,7 @@ typedef struct text_settings {
     size_t resident;    /* process memory that counts towards max_memory; 0 to count a copied model's bytes */
     size_t last_resort; /* several models: number of files at the end that are used if the others have no way */
     moe_log_fn log;     /* moe_session_params.log */
-    moe_log_fn warn;    /* receives warnings about the option prompt-cache; may be NULL */
+    moe_log_fn warn;    /* receives warnings about prompt-cache; may be NULL */
     const moe_wire *wire;
 } text_settings;
 

@@ -263,15 +263,15 @@ unigram_piece check_piece(view message) {
     return found;
 }
 
-// What spm_new needs to know of a checked model.
+// A checked model.
 struct contents {
     std::vector<unigram_piece> pieces;
     unigram_model rules = {};
-    bool simple = true; // unigram.c can compute it
+    bool simple = true; // unigram.c supports it
     size_t loading = 0; // maximum memory for loading it with the library
 };
 
-// Read the normaliser's rules.
+// Check the normaliser's rules.
 void check_rules(view message, contents *found) {
     for (fields rules(message); rules.next();) {
         const int on = rules.value != 0;
@@ -286,7 +286,7 @@ void check_rules(view message, contents *found) {
     }
 }
 
-// Read the settings of training.
+// Check the settings of training.
 void check_training(view message, contents *found) {
     for (fields rules(message); rules.next();) {
         if (rules.number == 3 && (rules.wire || rules.value != 1)) found->simple = false;  // not a Unigram model

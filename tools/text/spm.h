@@ -5,8 +5,8 @@
  *
  * An spm is immutable after spm_new, so threads may share it.
  *
- * unigram.c computes ordinary Unigram models, with the same ids on every machine; the library computes the others.
- * SentencePiece 0.1.97 and 0.2.3 split about one line in four thousand differently (with equal scores).
+ * Ordinary Unigram models use unigram.c, which gives the same ids on every machine; other models use the library.
+ * SentencePiece 0.1.97 and 0.2.3 split about one line in 4,000 differently, with equal scores.
  */
 #ifndef SPM_H
 #define SPM_H
@@ -35,7 +35,7 @@ typedef struct spm spm;
  * all functions first allocate a block as large as they may need, and return an error if that fails. The first call
  * sets the new-handler of the process; it calls the previous handler. */
 spm *spm_new(const void *bytes, size_t size, char *error, size_t error_size);
-/* The same, always computed by SentencePiece: the oracle of tests. */
+/* Like spm_new, but always use SentencePiece; for tests. */
 spm *spm_new_by_library(const void *bytes, size_t size, char *error, size_t error_size);
 void spm_free(spm *tokeniser); /* may be NULL */
 

@@ -75,7 +75,7 @@ typedef struct use {
 
 typedef struct found_use {
     const text_term *term;
-    size_t at, bytes; /* its place in the plain text */
+    size_t at, bytes; /* its position in the plain text */
 } found_use;
 
 typedef struct uses {

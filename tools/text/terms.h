@@ -27,7 +27,7 @@ const text_term *text_term_at(const text_glossary *glossary, const text_bytes *p
 typedef struct text_terms_known {
     int spans;                 /* 1 if spans are protected */
     text_message_text message; /* kind of ICU message text */
-    int inflects;              /* 1 if any term may have a regular ending, because the model chooses it */
+    int inflects;              /* 1 if all terms may have regular endings, which the model chooses */
     /* For terms that the model did not write by itself, otherwise empty: */
     moe_span without; /* the translation without the glossary */
     /* Return the n-th word of that translation which a term should replace, NULL if unknown; may be NULL. */
@@ -46,7 +46,7 @@ moe_status text_terms_missing(const text_glossary *glossary, moe_span source, mo
                               const text_terms_known *known, const text_term **found, size_t most, size_t *n,
                               moe_error *error);
 
-/* Append a source in which `n` of its terms are replaced by their targets. Markup inside a term follows its target. Set
+/* Append a source with `n` of its terms replaced by their targets. Markup inside a term follows its target. Set
  * *first to the offset of the last one of `terms` in the source. Errors: MOE_ERROR_MEMORY. */
 moe_status text_terms_write(const text_glossary *glossary, moe_span source, const text_terms_known *known,
                             const text_term *const *terms, size_t n, text_bytes *out, size_t *first, moe_error *error);

@@ -9,9 +9,9 @@
 #define SPACE "\xE2\x96\x81" /* U+2581 */
 #define REPLACEMENT "\xEF\xBF\xBD"
 
-/* The trie of all pieces is a hash table of edges with linear probing. Building it takes time proportional to the bytes
- * of the pieces, because a model that needs more than MOST_PROBES for an edge, made on purpose, is left to
- * SentencePiece. */
+/* The trie of all pieces is a hash table of edges with linear probing. A model that needs more than MOST_PROBES for an
+ * edge, made on purpose, is left to SentencePiece; building therefore takes time proportional to the bytes of the
+ * pieces. */
 enum { MOST_NODES = 1 << 24, MOST_PROBES = 512 };
 
 struct unigram {
@@ -20,7 +20,7 @@ struct unigram {
     float *scores;    /* [n] */
     uint8_t *kinds;   /* [n] unigram_kind */
     int32_t n, unknown;
-    int32_t bytes[256]; /* ids of byte pieces; -1: none */
+    int32_t bytes[256]; /* ids of byte pieces, or -1 */
 
     uint64_t *edges; /* [1 << bits] parent node << 32 | byte << 24 | child node; 0: free. Node 0 is the root */
     unsigned bits;
@@ -28,7 +28,7 @@ struct unigram {
     size_t n_nodes, max_nodes;
     uint8_t begins_symbol[256]; /* 1: a user-defined piece begins with this byte */
 
-    uint32_t *map; /* [n_units] double array of the normaliser; NULL: none */
+    uint32_t *map; /* [n_units] double array of the normaliser, or NULL */
     char *replacements;
     char *unknown_text;
     size_t unknown_bytes;
@@ -100,7 +100,7 @@ static int add_piece(unigram *u, const unigram_piece *piece, int32_t id) {
     return 1;
 }
 
-/* ---- 2. Life -------------------------------------------------------------------------------------------- */
+/* ---- 2. Creating and freeing ---------------------------------------------------------------------------- */
 
 /* Return the byte of a piece spelled <0xHH>. */
 static unsigned byte_of(const unigram_piece *piece) { return (unsigned)strtoul(piece->text + 3, NULL, 16) & 255; }
@@ -109,7 +109,7 @@ static unsigned byte_of(const unigram_piece *piece) { return (unsigned)strtoul(p
 static int copy_pieces(unigram *u, const unigram_model *m) {
     float least = FLT_MAX, most = FLT_MIN; /* as in SentencePiece */
     char *to = u->texts;
-    int found = 0; /* 1: there is a piece that texts can contain */
+    int found = 0; /* 1: texts can contain one of the pieces */
     for (size_t i = 0; i < m->n_pieces; i++) {
         const unigram_piece *piece = &m->pieces[i];
         if (piece->kind < UNIGRAM_NORMAL || piece->kind > UNIGRAM_BYTE) return errno = EINVAL, 0;
@@ -217,7 +217,7 @@ int32_t unigram_id(const unigram *u, const char *piece, size_t length) {
 
 /* ---- 3. Normalisation ----------------------------------------------------------------------------------- */
 
-/* A normalised text, and for each of its bytes the offset in the text of the character that it was made from. */
+/* A normalised text, and for each of its bytes the offset of its character in the original text. */
 typedef struct normal {
     text_bytes text;
     text_offsets from;
@@ -249,8 +249,8 @@ static size_t symbol_at(const unigram *u, const char *text, size_t length) {
     return found;
 }
 
-/* Units of the map: the child of unit i for byte c is unit (i ^ offset(i) ^ c), if its label is c. A unit with the leaf
- * bit has its value, an offset in the replacements, in child 0. */
+/* The child of unit i for byte c is unit (i ^ offset(i) ^ c) of the map, if its label is c. Child 0 of a unit with the
+ * leaf bit contains its value, an offset in the replacements. */
 static uint32_t unit_offset(uint32_t unit) { return (unit >> 10) << ((unit & (1u << 9)) >> 6); }
 
 /* Return the length of the longest rule at the beginning of a text, or 0; set *value to its replacement. */
@@ -270,7 +270,7 @@ static size_t rule_at(const unigram *u, const char *text, size_t length, uint32_
     return found;
 }
 
-/* Return how many bytes at the beginning of a text are replaced together; set *to and *bytes to their replacement. */
+/* Return the number of bytes at the beginning of a text that have a replacement; set *to and *bytes to it. */
 static size_t replaced(const unigram *u, const char *text, size_t length, const char **to, size_t *bytes) {
     uint32_t value = 0;
     size_t n = symbol_at(u, text, length);
@@ -332,8 +332,8 @@ typedef struct path {
     uint32_t next; /* on the best path: the end of the token that begins here */
 } path;
 
-/* Find the best segmentation of a text. The first of several with the same score is kept. Sums have the precision that
- * they have in SentencePiece, where a score that is not yet stored is a double. */
+/* Find the best segmentation of a text, the first one if scores are equal. The precision of sums is SentencePiece's,
+ * where a score that is not yet stored is a double. */
 static void find_paths(const unigram *u, const char *text, size_t n, path *paths) {
     for (size_t i = 0; i <= n; i++) paths[i] = (path){ .begin = UINT32_MAX };
     for (size_t begin = 0, width; begin < n; begin += width) {
@@ -362,7 +362,7 @@ static void find_paths(const unigram *u, const char *text, size_t n, path *paths
     for (uint32_t end = (uint32_t)n; end > 0; end = paths[end].begin) paths[paths[end].begin].next = end;
 }
 
-/* Add a token. Its text is piece[length]; offset `from` in the text. Return 0 if out of memory. */
+/* Add a token with the text piece[length], which begins at offset `from`. Return 0 if out of memory. */
 static int give(const unigram_tokens *out, size_t *n, int32_t id, const char *piece, size_t length, uint32_t from) {
     if (out->ids) {
         int32_t *ids = text_grown(out->ids->data, &out->ids->capacity, *n + 1, sizeof *ids);
@@ -379,7 +379,7 @@ static int give(const unigram_tokens *out, size_t *n, int32_t id, const char *pi
     return !out->pieces || !out->pieces->failed;
 }
 
-/* Give the tokens of a segmentation. Adjacent unknown characters are one token. Return 0 if out of memory. */
+/* Add the tokens of a segmentation. Adjacent unknown characters are one token. Return 0 if out of memory. */
 static int give_all(const unigram *u, const normal *text, const path *paths, const unigram_tokens *out, size_t *count) {
     const char *data = text->text.data;
     for (size_t begin = 0, n = text->text.length, end; begin < n; begin = end) {
@@ -423,8 +423,8 @@ int unigram_encode(const unigram *u, const char *text, size_t length, const unig
 
 /* ---- 5. Decoding ---------------------------------------------------------------------------------------- */
 
-/* Append the bytes of tokens `first` .. `end`, where each byte outside valid UTF-8 is U+FFFD. The last byte of a
- * character has its text. */
+/* Append the bytes of tokens from `first` on; each byte outside valid UTF-8 becomes U+FFFD. All bytes of a character
+ * begin where it begins. */
 static void put_bytes(const text_bytes *bytes, size_t first, text_bytes *text, uint32_t *begins) {
     for (size_t i = 0, n; i < bytes->length; i += n) {
         unsigned char low, high;
@@ -438,7 +438,7 @@ static void put_bytes(const text_bytes *bytes, size_t first, text_bytes *text, u
     }
 }
 
-/* Append a piece with its spaces. */
+/* Append a piece, with spaces for U+2581. */
 static void put_piece(const char *piece, size_t length, text_bytes *text) {
     static const char space[] = SPACE;
     for (size_t i = 0, end; i < length; i = end) {
@@ -452,7 +452,7 @@ static void put_piece(const char *piece, size_t length, text_bytes *text) {
 int unigram_decode(const unigram *u, const int32_t *ids, const char *pieces, size_t n, text_bytes *text,
                    text_offsets *begins) {
     text_bytes run = { 0 };   /* the byte tokens before token i */
-    int first = 1, found = 0; /* 1: a space at the beginning is dropped; the last token had one */
+    int first = 1, found = 0; /* 1: drop a space at the beginning; 1: the last token had one */
     text_clear(text);
     text_append(text, "", 0); /* the final NUL of an empty text */
     if (begins) {

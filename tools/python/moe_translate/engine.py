@@ -320,7 +320,7 @@ class Engine:
             try:
                 checked_call("moetext_save_prompts", handle)
             except MoeError as error:
-                self.unsaved = error  # this may be the engine's thread
+                self.unsaved = error  # for close(): this may be the engine's thread
             lib().moetext_free(handle)
 
     # ---- The thread ----

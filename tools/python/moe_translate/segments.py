@@ -352,7 +352,7 @@ def sensible(translate):
 
 
 def first_shown(earlier, context):
-    """Return the first of the earlier sources to show, as text_prompt_first in tools/text/prompt.h."""
+    """Return the index of the first earlier source to show, like text_prompt_first in tools/text/prompt.h."""
     step = context // 2 + 1
     return -(-max(0, earlier - context) // step) * step
 

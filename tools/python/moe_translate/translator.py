@@ -498,8 +498,8 @@ class Translator:
     """Translates texts with a model (default: that of Model). Keywords are the options that options() lists: target,
     beam, batch, threads... glossary: terms that translations must contain, a file or {source: target}; list a name that
     must not change as its own target. models: several, as for Model; models_memory="512M" limits the memory of open
-    models and closes the least recently used. prompt_cache="FILE": close() writes the computed beginnings of prompts of
-    a decoder-only model, from which the next Translator starts.
+    models and closes the least recently used. prompt_cache="FILE": close() saves the computed prompts of a
+    decoder-only model, which the next Translator loads.
 
         with Translator("model.bin", target="de", beam=4) as translator:
             translator.translate(["Good morning!", "Where is my book?"])
