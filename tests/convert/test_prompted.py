@@ -284,8 +284,11 @@ def prompts_survive_programs():
     with open(diary, "w", encoding="utf-8") as out:
         out.write("Dear diary, " * 99)
     assert "does not contain saved prompts" in translated("--prompt-cache", diary, status=2)[2]
-    missing = os.path.join(here.name, "missing", "a.prompts")
-    assert "cannot write" in translated("--prompt-cache", missing, status=4)[2]
+    missing, gone, empty = (os.path.join(here.name, name) for name in ("missing/a.prompts", "gone/a", "empty.prompts"))
+    found, _, told = translated("--prompt-cache", missing, status=4)
+    assert "cannot write" in told and not found, (found, told)  # before anything is translated
+    open(empty, "wb").close()  # as mktemp makes
+    assert translated("--prompt-cache", empty)[0] == wanted and os.path.getsize(empty)
     other = os.path.join(ROOT, "models", "en-de-fr-es.bin")
     done = run([TRANSLATE, "-m", other, "-t", "de", "--prompt-cache", missing, "house"])
     assert "no prompt cache: only decoder-only models" in done.stderr, done.stderr
@@ -301,12 +304,14 @@ def prompts_survive_programs():
     assert texts[0] == texts[1] and rows >= 3 * 96, rows
     assert len(os.listdir(folder)) == 1 and os.listdir(folder)[0].endswith(".prompts")
     assert translated("--prompt-cache", folder)[1] >= 3 * 96
-    translator = Translator(model()[0], target="de", prompt=own, prompt_cache=missing, **limits)
+    os.mkdir(os.path.dirname(gone))
+    translator = Translator(model()[0], target="de", prompt=own, prompt_cache=gone, **limits)
     list(translator.results(lines))
+    os.rmdir(os.path.dirname(gone))
     try:
         translator.close()
     except MoeError as error:
-        assert error.status == "io" and missing in str(error), error
+        assert error.status == "io" and gone in str(error), error
     else:
         raise AssertionError("close() did not report that the file cannot be written")
     both = "-m", model()[0], "-m", other

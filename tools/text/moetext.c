@@ -23,6 +23,7 @@
 #include "tools/text/stream.h"
 #include "tools/text/words.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -1825,6 +1826,15 @@ static int is_folder(const char *path) {
     return stat(path, &found) == 0 && S_ISDIR(found.st_mode);
 }
 
+/* Check that the folder of a new file exists, before texts are translated in vain. */
+static moe_status check_place(const char *path, moe_error *error) {
+    const char *end = strrchr(path, '/');
+    char folder[sizeof((moetext *)0)->prompts];
+    snprintf(folder, sizeof folder, "%.*s", end ? (int)(end - path) : 0, path);
+    if (!folder[0] || is_folder(folder)) return MOE_OK;
+    return text_fail(error, MOE_ERROR_IO, "prompt-cache", "cannot write %.160s: %s", path, strerror(ENOENT));
+}
+
 /* Load the prompts of the option prompt-cache. A file that the session cannot use is replaced later. */
 static moe_status load_prompts(moetext *t, moe_error *error) {
     const moe_model *engine = t->model->front.model;
@@ -1842,8 +1852,11 @@ static moe_status load_prompts(moetext *t, moe_error *error) {
         hash = (hash ^ moe_model_tensor(engine, i).checksum) * UINT64_C(0x100000001b3);
     if (is_folder(path)) snprintf(t->prompts, sizeof t->prompts, "%s/%016llx.prompts", path, (unsigned long long)hash);
     else snprintf(t->prompts, sizeof t->prompts, "%s", path);
+    if (stat(t->prompts, &found) == 0 && S_ISREG(found.st_mode) && found.st_size == 0)
+        return MOE_OK; /* to be written */
     moe_status status = moe_session_load_prompts(t->session, t->prompts, &e);
-    if (status == MOE_ERROR_IO && stat(t->prompts, &found) != 0) return MOE_OK; /* no file yet */
+    if (status == MOE_ERROR_IO && stat(t->prompts, &found) != 0)
+        return check_place(t->prompts, error); /* no file yet */
     if (status != MOE_ERROR_FORMAT && status != MOE_ERROR_UNSUPPORTED)
         return status ? text_fail(error, status, "prompt-cache", "%s", e.message) : MOE_OK;
     if (status == MOE_ERROR_UNSUPPORTED) t->prompts[0] = '\0'; /* nothing to save */
