@@ -1,29 +1,11 @@
 /* test_prompts.c - saved prompts: later sessions load them; hostile and damaged files change nothing. */
-#include "watched.h"
+#include "opened.h"
 
 #include <sys/stat.h>
 
 enum { PROMPTS = 6, LENGTH = 50, COMMON = 40, ANSWER = 6 };
 
 typedef struct moe_prompts_head moe_prompts_head;
-
-typedef struct fixture {
-    mw_model *m;
-    mw_image image;
-    moe_model *model;
-    mw_heap heap;
-} fixture;
-
-static fixture *open_model(mw_model *m) {
-    fixture *f = mw_zeros(sizeof *f);
-    moe_model_params params = { { mw_heap_allocate, mw_heap_reallocate, mw_heap_release, &f->heap }, .verify = 0 };
-    moe_error e = { MOE_OK, "", "" };
-    f->m = m;
-    f->image = mw_build(m);
-    CHECK(moe_model_open_memory(f->image.data, f->image.bytes, &params, &f->model, &e) == MOE_OK, "%s: %s", e.where,
-          e.message);
-    return f;
-}
 
 static mw_model *model_of(int delta, uint32_t type, uint64_t seed) {
     return (delta ? mw_delta_decoder : mw_decoder)(type, seed);

@@ -1,27 +1,9 @@
 /* test_session.c - sessions: parameters, requests, reproducible results, beam search, memory, invalid weights. */
-#include "watched.h"
+#include "opened.h"
 
 #include <limits.h>
 
 /* ---- Helpers: models ---- */
-
-typedef struct fixture {
-    mw_model *m;
-    mw_image image;
-    moe_model *model;
-    mw_heap heap;
-} fixture;
-
-static fixture *open_model(mw_model *m) {
-    fixture *f = mw_zeros(sizeof *f);
-    moe_model_params params = { { mw_heap_allocate, mw_heap_reallocate, mw_heap_release, &f->heap }, .verify = 0 };
-    moe_error e = { MOE_OK, "", "" };
-    f->m = m;
-    f->image = mw_build(m);
-    CHECK(moe_model_open_memory(f->image.data, f->image.bytes, &params, &f->model, &e) == MOE_OK, "%s: %s", e.where,
-          e.message);
-    return f;
-}
 
 enum {
     NLLB = MW_VARIANTS + MW_NLLB,

@@ -1844,9 +1844,7 @@ static moe_status load_prompts(moetext *t, moe_error *error) {
     moe_error e = { 0 };
     if (!*path) return MOE_OK;
     if (t->settings.wire)
-        return text_fail(error, MOE_ERROR_UNSUPPORTED, "prompt-cache",
-                         "%sprompt-cache requires a "
-                         "single process",
+        return text_fail(error, MOE_ERROR_UNSUPPORTED, "prompt-cache", "%sprompt-cache requires a single process",
                          t->settings.before ? t->settings.before : "option ");
     for (size_t i = 0; i < moe_model_tensor_count(engine); i++)
         hash = (hash ^ moe_model_tensor(engine, i).checksum) * UINT64_C(0x100000001b3);

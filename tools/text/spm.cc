@@ -333,9 +333,9 @@ contents check_model(view model, spm *made) {
                 }
         }
     }
-    made->normaliser.assign(found.rules.map ? found.rules.map : "", found.rules.map_bytes);
     made->unknown = std::max(made->unknown, found.rules.unknown_bytes);
-    for (view sample : samples) sample_bytes += normalised_bytes(made->normaliser, sample);
+    const view map(found.rules.map, found.rules.map_bytes);
+    for (view sample : samples) sample_bytes += normalised_bytes(map, sample);
     if (sample_bytes > most_samples) throw bad_model("the tokeniser's sentences to test itself are too long");
     if (found.pieces.empty()) throw bad_model("the tokeniser is not a SentencePiece model: it has no pieces");
     check_user_defined(std::move(user_defined));
@@ -481,6 +481,7 @@ static spm *make(const void *bytes, size_t size, bool library, char *error, size
             if (!made->own && errno == ENOMEM) throw std::bad_alloc();
         }
         if (made->own) return 0;
+        if (found.rules.map) made->normaliser.assign(found.rules.map, found.rules.map_bytes);
         const put_aside memory(found.loading);
         auto status = made->processor.LoadFromSerializedProto(model);
         if (!status.ok())
