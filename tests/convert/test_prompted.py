@@ -14,6 +14,7 @@ import json
 import os
 import random
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -284,9 +285,15 @@ def prompts_survive_programs():
     with open(diary, "w", encoding="utf-8") as out:
         out.write("Dear diary, " * 99)
     assert "does not contain saved prompts" in translated("--prompt-cache", diary, status=2)[2]
+    fifo = os.path.join(here.name, "fifo")
+    os.mkfifo(fifo)
+    for path in fifo, "/dev/null":
+        told = translated("--prompt-cache", path, status=2)[2]
+        assert f"{path} is not a regular file: name a file or folder" in told, told
     missing, gone, empty = (os.path.join(here.name, name) for name in ("missing/a.prompts", "gone/a", "empty.prompts"))
     found, _, told = translated("--prompt-cache", missing, status=4)
-    assert "cannot write" in told and not found, (found, told)  # before anything is translated
+    assert "cannot write" in told and "folder does not exist: create it" in told, told
+    assert not found, found  # before anything is translated
     open(empty, "wb").close()  # as mktemp makes
     assert translated("--prompt-cache", empty)[0] == wanted and os.path.getsize(empty)
     other = os.path.join(ROOT, "models", "en-de-fr-es.bin")
@@ -334,6 +341,46 @@ def prompts_survive_a_server():
         assert bool(rows) == bool(round), rows
         assert len(os.listdir(folder)) == 1
     assert answers[0] == answers[1]
+
+
+@model_test
+def prompts_survive_a_reload():
+    """A reload saves the prompts before it opens the new translator, and translates the texts in progress."""
+    sys.path.append(os.path.join(ROOT, "tests", "server"))
+    import test_server
+    folder = os.path.join(here.name, "reloaded")
+    os.mkdir(folder)
+    config, pid = (os.path.join(folder, name) for name in ("conf", "pid"))
+    own = "Rules: " + "be short, exact and kind, " * 12 + "into {target_lang}: {source_text}"
+    settings = f"prompt-cache = {folder}\nset = prompt={own}\nset = max-len-factor=0\nset = batch="
+    options = "--config", config, "--pid-file", pid, "--set", f"max-len-offset={LIMIT}"
+    lines = ["house", "book", "Where is it?"]
+
+    def configure(batch):
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(f"{settings}{batch}\n")
+
+    def reload(batch):
+        configure(batch)
+        server.process.send_signal(signal.SIGHUP)
+        test_server.wait_for(lambda: test_server.figure(server, "reloads_total") == batch - 4)
+
+    configure(4)
+    with test_server.serving(*options, fast=False, model=model()[0]) as server:
+        first = server.translate(lines)
+        assert first[0] == 200 and test_server.figure(server, "loaded_rows_total") == 0
+        reload(5)
+        assert server.translate(lines) == first
+        assert test_server.figure(server, "loaded_rows_total") >= 3 * 96
+        many = test_server.post(server, {"q": ["house " * 200 + str(i) for i in range(12)], "source": "en", "target": "de"})
+        reload(6)  # during a request of many parts
+        reply = test_server.read_all(many)
+        assert reply.startswith(b"HTTP/1.1 200"), reply[:300]
+        assert server.translate(lines) == first
+        assert test_server.figure(server, "loaded_rows_total") >= 3 * 96
+    with test_server.serving(*options, fast=False, model=model()[0]) as server:
+        assert server.translate(lines) == first
+        assert test_server.figure(server, "loaded_rows_total") >= 3 * 96
 
 
 @model_test

@@ -229,11 +229,35 @@ void backend_free(backend *b) {
     free(b);
 }
 
+void backends_free(server *s) {
+    backend *oldest = NULL;
+    for (backend *b = s->backend, *previous; b; b = previous) previous = b->previous, b->previous = oldest, oldest = b;
+    for (backend *b = oldest, *next; b; b = next) next = b->previous, backend_free(b);
+    s->backend = NULL;
+}
+
 /* ---- Decoder ------------------------------------------------------------------------------------------- */
 
 int backend_start(backend *b) {
     if (!pthread_create(&b->decoder, NULL, requests_decode, b)) return -1;
     return program_error("cannot start a thread"), EXIT_MODEL;
+}
+
+void backend_save(backend *b, double seconds) {
+    const double end = program_seconds() + seconds;
+    const struct timespec tick = { .tv_nsec = 10000000 };
+    if (!b->settings.data || !strstr(b->settings.data, "prompt-cache=")) return;
+    pthread_mutex_lock(&b->server->lock);
+    if (!b->decoded) b->saving = WILL_SAVE;
+    pthread_cond_broadcast(&b->filled);
+    while (b->saving == SAVING || (b->saving && program_seconds() < end)) {
+        pthread_mutex_unlock(&b->server->lock);
+        nanosleep(&tick, NULL);
+        pthread_mutex_lock(&b->server->lock);
+    }
+    b->saving = NOT_SAVING;
+    pthread_cond_broadcast(&b->filled);
+    pthread_mutex_unlock(&b->server->lock);
 }
 
 void backends_replace(server *s, backend *b) {

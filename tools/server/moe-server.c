@@ -410,6 +410,7 @@ static int reload(const reloading *r) {
     const char *fixed = fixed_option(&s->setup->options, &u->options);
     if (fixed) program_error("--%s cannot change while the server runs", fixed), status = EXIT_USAGE;
     const int changed = status < 0 && !backend_is_current(s->backend, &u->options);
+    if (changed && !stopping) backend_save(s->backend, 5);
     if (changed) status = backend_open(s, &u->options, &b);
     if (status < 0) status = log_open(s, u->options.log);
     if (b && status < 0) status = backend_start(b);
@@ -551,7 +552,7 @@ int main(int argc, char **argv) {
     if (status < 0) status = serve(&r);
     if (u && u->options.settings.length && strstr(u->options.settings.data, "prompt-cache="))
         alarm(60); /* time to write it */
-    for (backend *b = s.backend, *previous; b; b = previous) previous = b->previous, backend_free(b);
+    backends_free(&s);
     files_free(&s);
     live_free(&s);
     fetching_end(&s);

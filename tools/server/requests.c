@@ -268,7 +268,7 @@ size_t requests_cut(server *s) {
 static text_item *next_item(request *req) {
     if (req->open && req->open->place) return req->open;
     req->open = NULL;
-    if (req->state != REQUEST_WAITING) return NULL;
+    if (req->state != REQUEST_WAITING || req->backend->saving) return NULL;
     text_item *item = req->retries;
     if (item) req->retries = item->next;
     else if (req->n_begun < req->n_items) item = &req->items[req->n_begun++];
@@ -330,8 +330,9 @@ static int pull_text(void *closure, int wait, moetext_request *next) {
     pthread_mutex_lock(&s->lock);
     note_step(b);
     text_item *item = next_turn(b, wait ? 0 : moetext_under_way(b->translator));
-    for (; wait && !item && !is_over(b); item = next_turn(b, 0)) pthread_cond_wait(&b->filled, &s->lock);
-    const int answer = item ? MOE_PULL_REQUEST : is_over(b) ? MOE_PULL_END : MOE_PULL_LATER;
+    for (; wait && !item && !is_over(b) && !b->saving; item = next_turn(b, 0)) pthread_cond_wait(&b->filled, &s->lock);
+    const int ends = is_over(b) || wait; /* a save waits until no text is in progress */
+    const int answer = item ? MOE_PULL_REQUEST : ends ? MOE_PULL_END : MOE_PULL_LATER;
     b->stats = moetext_stats(b->translator);
     if (item) {
         const dialect *d = item->request->route->dialect;
@@ -440,12 +441,29 @@ static void fail_all(backend *b, int broken) {
     while (b->waiting) request_cut(b->waiting, broken ? MHD_HTTP_INTERNAL_SERVER_ERROR : MHD_HTTP_SERVICE_UNAVAILABLE);
 }
 
+/* Save the computed prompts if a reload waits for them (lock held). */
+static void save_prompts(backend *b) {
+    moe_error error;
+    if (!b->saving) return;
+    b->saving = SAVING;
+    pthread_mutex_unlock(&b->server->lock);
+    if (moetext_save_prompts(b->translator, &error)) program_error("%s", error.message);
+    pthread_mutex_lock(&b->server->lock);
+    b->saving = NOT_SAVING;
+}
+
 void *requests_decode(void *closure) {
     backend *b = closure;
     server *s = b->server;
     moe_error error = { 0 };
-    const moe_status status = moetext_translate(b->translator, pull_text, text_done, b, &error);
+    moe_status status;
     pthread_mutex_lock(&s->lock);
+    do {
+        pthread_mutex_unlock(&s->lock);
+        status = moetext_translate(b->translator, pull_text, text_done, b, &error);
+        pthread_mutex_lock(&s->lock);
+        save_prompts(b);
+    } while (!status && !is_over(b));
     const int broken = status && !(s->ended && status == MOE_ERROR_CANCELLED);
     s->broken |= broken && !b->closing;
     if (broken) program_error("the translator failed: %s", error.message);

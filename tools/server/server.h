@@ -276,6 +276,7 @@ struct backend { /* models and their translator. A reload that changes them make
     int holding;           /* 1 while clients in the batch wait */
     size_t n_queued;       /* number of texts that the decoder has not taken yet */
     int decoded;           /* 1 after the decoder's thread has ended */
+    enum { NOT_SAVING, WILL_SAVE, SAVING } saving; /* whether the decoder pauses to save computed prompts */
     request *waiting;
     request *orphans; /* requests without a connection whose texts the decoder holds */
     moe_stats stats;
@@ -524,12 +525,17 @@ void backend_free(backend *b); /* may be NULL */
 int backend_is_current(const backend *b, const options *o);
 /* Start the decoder. Return -1, or an exit status after an error message. */
 int backend_start(backend *b);
+/* Save the computed prompts of a running backend for the next one. Texts in progress are finished first, for up to
+ * `seconds`; meanwhile other texts wait. Do nothing without the option prompt-cache. */
+void backend_save(backend *b, double seconds);
 /* Use a backend for new requests. The previous one ends with its last request. */
 void backends_replace(server *s, backend *b);
 /* Free backends that have ended. */
 void backends_tidy(server *s);
 /* Wait for all decoders to stop. */
 void backends_end(server *s);
+/* Free all backends, the oldest first: the newest saves its computed prompts last. */
+void backends_free(server *s);
 
 /* ---- listen.c ------------------------------------------------------------------------------------------ */
 

@@ -1832,7 +1832,8 @@ static moe_status check_place(const char *path, moe_error *error) {
     char folder[sizeof((moetext *)0)->prompts];
     snprintf(folder, sizeof folder, "%.*s", end ? (int)(end - path) : 0, path);
     if (!folder[0] || is_folder(folder)) return MOE_OK;
-    return text_fail(error, MOE_ERROR_IO, "prompt-cache", "cannot write %.160s: %s", path, strerror(ENOENT));
+    return text_fail(error, MOE_ERROR_IO, "prompt-cache", "cannot write %.160s: its folder does not exist: create it",
+                     path);
 }
 
 /* Load the prompts of the option prompt-cache. A file that the session cannot use is replaced later. */
@@ -1850,8 +1851,10 @@ static moe_status load_prompts(moetext *t, moe_error *error) {
         hash = (hash ^ moe_model_tensor(engine, i).checksum) * UINT64_C(0x100000001b3);
     if (is_folder(path)) snprintf(t->prompts, sizeof t->prompts, "%s/%016llx.prompts", path, (unsigned long long)hash);
     else snprintf(t->prompts, sizeof t->prompts, "%s", path);
-    if (stat(t->prompts, &found) == 0 && S_ISREG(found.st_mode) && found.st_size == 0)
-        return MOE_OK; /* to be written */
+    if (stat(t->prompts, &found) == 0 && !S_ISREG(found.st_mode))
+        return text_fail(error, MOE_ERROR_ARGUMENT, "prompt-cache",
+                         "%.160s is not a regular file: name a file or folder for prompts", t->prompts);
+    if (stat(t->prompts, &found) == 0 && found.st_size == 0) return MOE_OK; /* to be written */
     moe_status status = moe_session_load_prompts(t->session, t->prompts, &e);
     if (status == MOE_ERROR_IO && stat(t->prompts, &found) != 0)
         return check_place(t->prompts, error); /* no file yet */
