@@ -3932,18 +3932,19 @@ MOE_AVX512_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const siz
     }
 }
 
-/* Add the weighted values of rows [i, end) to columns from `at` on: `pieces` times 64 columns or the rest of a head. */
+/* Add the weighted values of rows [i, end) to columns from `at` on: `pieces` times `cols` columns, or the `left` of a
+ * head. */
 MOE_AVX512_INLINE void moe_blend_avx512(const moe_heads *h, size_t i, size_t end, size_t at, size_t left,
-                                        const size_t pieces) {
+                                        const size_t pieces, const size_t cols) {
     const size_t width = h->width, first = h->values + at / width / h->share * width + at % width;
-    const float *const *rows = h->rows, *p[4];
+    const float *const *rows = h->rows, *p[8];
     float *y = h->y + at;
-    __m512 sum[4][4];
+    __m512 sum[8][4];
     MOE_UNROLL_FOR (size_t u = 0; u < pieces; u++) {
-        p[u] = h->scores + (at + 64 * u) / width * h->stride;
-        MOE_UNROLL_FOR (size_t b = 0; b < 4; b++) {
+        p[u] = h->scores + (at + cols * u) / width * h->stride;
+        MOE_UNROLL_FOR (size_t b = 0; b < cols / 16; b++) {
             sum[u][b] = _mm512_setzero_ps();
-            if (i && 16 * b < left) sum[u][b] = moe_lanes_load_avx512(y + 64 * u + 16 * b, left - 16 * b);
+            if (i && 16 * b < left) sum[u][b] = moe_lanes_load_avx512(y + cols * u + 16 * b, left - 16 * b);
         }
     }
     for (; i < end; i++) {
@@ -3951,16 +3952,16 @@ MOE_AVX512_INLINE void moe_blend_avx512(const moe_heads *h, size_t i, size_t end
         __asm__("" : "+r"(value)); /* makes gcc keep one address, not one per load */
         MOE_UNROLL_FOR (size_t u = 0; u < pieces; u++) {
             const __m512 weight = _mm512_set1_ps(p[u][i]);
-            MOE_UNROLL_FOR (size_t b = 0; b < 4; b++)
+            MOE_UNROLL_FOR (size_t b = 0; b < cols / 16; b++)
                 if (16 * b < left)
                     sum[u][b] =
-                        _mm512_add_ps(sum[u][b], _mm512_mul_ps(weight, moe_lanes_load_avx512(value + 64 * u + 16 * b,
+                        _mm512_add_ps(sum[u][b], _mm512_mul_ps(weight, moe_lanes_load_avx512(value + cols * u + 16 * b,
                                                                                              left - 16 * b)));
         }
     }
     MOE_UNROLL_FOR (size_t u = 0; u < pieces; u++)
-        MOE_UNROLL_FOR (size_t b = 0; b < 4; b++)
-            if (16 * b < left) _mm512_mask_storeu_ps(y + 64 * u + 16 * b, moe_mask_avx512(left - 16 * b), sum[u][b]);
+        MOE_UNROLL_FOR (size_t b = 0; b < cols / 16; b++)
+            if (16 * b < left) _mm512_mask_storeu_ps(y + cols * u + 16 * b, moe_mask_avx512(left - 16 * b), sum[u][b]);
 }
 
 MOE_AVX512 static void moe_softmax_avx512(float *p, size_t n) {
@@ -3977,16 +3978,19 @@ MOE_AVX512 static void moe_heads_avx512(const moe_heads *h, size_t rows) {
     for (size_t i = first; i < longest && h->parts & MOE_HEADS_SCORES; i += 4)
         for (size_t r = 0; r < rows; r++)
             if (i < h[r].n && width == 64) moe_scores_avx512(&h[r], i, 64);
+            else if (i < h[r].n && width == 32) moe_scores_avx512(&h[r], i, 32);
             else if (i < h[r].n) moe_scores_avx512(&h[r], i, width);
     for (size_t r = 0; r < rows && h->parts & MOE_HEADS_SOFTMAX; r++)
         for (size_t head = 0; head < h->heads; head++) moe_softmax_avx512(h[r].scores + head * h[r].stride, h[r].n);
     for (size_t i = first; i < longest && h->parts & MOE_HEADS_BLEND; i += BLOCK)
         for (size_t at = 0, n; at < cols; at += n) {
-            const int whole = h->share == 1 && width % 64 == 0 && at + 256 <= cols;
+            const int whole = h->share == 1 && (width == 32 || width % 64 == 0) && at + 256 <= cols;
             n = whole ? 256 : moe_min(64, width - at % width);
             for (size_t r = 0; r < rows; r++)
-                if (whole && i < h[r].n) moe_blend_avx512(&h[r], i, moe_min(h[r].n, i + BLOCK), at, 64, 4);
-                else if (i < h[r].n) moe_blend_avx512(&h[r], i, moe_min(h[r].n, i + BLOCK), at, n, 1);
+                if (i >= h[r].n) continue;
+                else if (!whole) moe_blend_avx512(&h[r], i, moe_min(h[r].n, i + BLOCK), at, n, 1, 64);
+                else if (width == 32) moe_blend_avx512(&h[r], i, moe_min(h[r].n, i + BLOCK), at, 32, 8, 32);
+                else moe_blend_avx512(&h[r], i, moe_min(h[r].n, i + BLOCK), at, 64, 4, 64);
         }
 }
 

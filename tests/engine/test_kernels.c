@@ -583,7 +583,7 @@ TEST(heads_are_the_same_on_every_isa) {
     for (size_t isa = 0; isa_at(isa); isa++)
         for (size_t round = 0; round < MOE_COUNT(widths) * KINDS * 6; round++) {
             const size_t width = widths[round % MOE_COUNT(widths)], share = mw_below(&random, 2) ? 1 : 1 + round % 4;
-            const size_t heads = (1 + mw_below(&random, 8 / share)) * share;
+            const size_t heads = (1 + mw_below(&random, 12 / share)) * share;
             const size_t cols = heads * width, count = 1 + mw_below(&random, ROWS);
             const int kind = (int)(round / MOE_COUNT(widths) % KINDS);
             float *query = numbers(&random, ROWS * cols, kind), *carried = numbers(&random, PLACES * 2 * cols, kind);
