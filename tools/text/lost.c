@@ -23,10 +23,10 @@ typedef struct repeats {
 static int is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (unsigned char)c >= 0x80; }
 static size_t greater(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Count repetitions in runs of at least `least` bytes. */
-static repeats repeats_of(moe_span text, size_t least) {
+/* Count repetitions in runs of at least `least` bytes. Numbers below `fewest` may be too small. */
+static repeats repeats_of(moe_span text, size_t least, size_t fewest) {
     repeats most = { 1, 1 };
-    for (size_t unit = 1; unit <= WIDEST && 2 * unit <= text.length; unit++) {
+    for (size_t unit = 1; unit <= WIDEST && fewest * unit <= text.length; unit++) {
         size_t run = 0, longest = 0, inside = 0, word = 0; /* `word` is the length of the current word */
         for (size_t i = 0; i < text.length; i++) {
             word = text.data[i] == ' ' ? 0 : word + 1;
@@ -53,9 +53,9 @@ static int is_unspaced(moe_span text) {
 
 int text_loops(moe_span source, moe_span target) {
     if (target.length < SHORTEST) return 0;
-    const repeats written = repeats_of(target, SHORTEST);
+    const repeats written = repeats_of(target, SHORTEST, INSIDE);
     if (written.any < FEWEST && written.inside < INSIDE) return 0;
-    const repeats read = repeats_of(source, 0);
+    const repeats read = repeats_of(source, 0, 2);
     if (written.any >= FEWEST && is_more(written.any, read.any)) return 1;
     if (written.inside >= INSIDE && written.inside > read.inside + greater(1, read.inside / 2) && !is_unspaced(target))
         return 1;
