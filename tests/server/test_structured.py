@@ -135,6 +135,14 @@ def descriptions(rng, lines):
     return {"messages": [{"role": "system", "content": task}, user(text)], "temperature": 0}, json.loads
 
 
+def with_examples(body, pairs):
+    """Put an earlier turn before Weblate's message, as newer versions do: examples and their translations."""
+    system, message = body["messages"]
+    before = descriptions(None, list(pairs))[0]["messages"][1]
+    answer = {"role": "assistant", "content": json.dumps(list(pairs.values()))}
+    return {**body, "messages": [system, before, answer, message]}
+
+
 SHAPES = [subtitles, subtitle, paragraphs, strings, objects, keys, numbers, joined, elements, parts, descriptions]
 
 
@@ -196,13 +204,16 @@ def weblate_and_omegat_are_answered():
             return answer["choices"][0]["message"]["content"]
 
         wanted = server.ask("/translate", {"q": line, "source": "en", "target": "de"})[1]["translatedText"]
-        body, read = descriptions(None, ["Hello, @@PH1@@!"])
-        system, example = body["messages"]
-        answer = {"role": "assistant", "content": json.dumps(["Hallo, @@PH1@@!"])}
         marked = "Click @@PH6@@Save@@PH16@@ to open @@PH30@@."
-        found = read(content([system, example, answer, descriptions(None, [line, marked])[0]["messages"][1]]))
+        body, read = descriptions(None, [line, marked])
+        system = body["messages"][0]
+        examples = {"Hello, @@PH1@@!": "Hallo, @@PH1@@!", "Weblate": "Weblate"}
+        found = read(content(with_examples(body, examples)["messages"]))
         assert found[0] == wanted and len(found) == 2, found
         assert sorted(re.findall(r"@@PH\d+@@", found[1])) == ["@@PH16@@", "@@PH30@@", "@@PH6@@"], found
+        body, read = descriptions(None, ["Hello, @@PH7@@!", line])  # examples are the client's translation memory
+        found = read(content(with_examples(body, {**examples, line: "Der Hund ruht."})["messages"]))
+        assert found == ["Hallo, @@PH7@@!", "Der Hund ruht."], found
         terms = {"source_language": "en", "target_language": "de", "glossary": [
             {"source": "dog", "target": "Gugelhupf", "source_explanation": "a cake", "flags": ["terminology"]}],
             "strings": [described(line)]}  # fmt: skip
@@ -215,6 +226,24 @@ def weblate_and_omegat_are_answered():
                      "placeholders, and line breaks. Return only the translated text."):  # fmt: skip
             assert content([{"role": "system", "content": task}, user(line)]) == wanted, task
             assert content([user(f"{task}\n\n{line}")]) == wanted, task
+        given = server.ask("/translate", {"q": line, "source": "en", "target": "de", "glossary": {"dog": "Gugelhupf"}})
+        given = given[1]["translatedText"]
+        assert given != wanted
+        ask_for = "Translate from EN to DE:\n\n"
+        for before, after in (
+            ("", "\n\nTerminology that occurs in this segment, for reference:\n- dog → Gugelhupf\n- cat → Kater"),
+            ("", '\n\nApproved terms:\n- "dog" → "Gugelhupf" (a cake)'),
+            ("Glossary:\ndog\tGugelhupf\n\n", ""), ("Terms:\n- dog = Gugelhupf\n\n", "\n"),
+        ):  # fmt: skip
+            assert content([user(f"{ask_for}{before}{line}{after}")]) == given, (before, after)
+            task = {"role": "system", "content": "You are a professional translator. Return only the translation."}
+            assert content([task, user(f"{ask_for}{before}{line}{after}")]) == given, (before, after)
+        for rows in "\n\nStrict glossary, use exactly:\n- dog → Gugelhupf  [a cake]", "Glossary:\ndog\tGugelhupf\n":
+            task = {"role": "system", "content": f"You are a translation engine. Translate from en-US to de.\n\n{rows}"}
+            assert content([task, user(line)]) == given, rows
+        for text in f"{line}\n\nTerms:\nThe cat sleeps.", f"Terms:\n- dog → Hund\n{line}":  # texts, not glossaries
+            found = content([user(f"{ask_for}{text}")])
+            assert wanted in found and found.count("\n") == text.count("\n"), found
         task = "You are a translation assistant, adept at translating text\nfrom language 'en'\nto language 'de'\nprecisely."
         status, answer = server.ask("/api/generate", {"model": "any", "system": task, "stream": False,
                                                       "prompt": f"{line}\n==WEBLATE_PART==\n{line}"})  # fmt: skip
@@ -243,6 +272,18 @@ def chat_models_keep_the_shapes_too():
             for stream in False, True:
                 found = read(ask(server, {**body, "stream": stream}))
                 assert found == mine, (shape.__name__, found, mine)
+        changed = [x for x in structured if wanted[x] != x]
+        body, read = descriptions(None, changed)
+        mine = [wanted[x] for x in changed]
+        assert read(ask(server, with_examples(body, {"Weblate": "Weblate", "Save": "Sichern"}))) == mine
+        similar = {re.sub(r"\w+", "House", x, count=1): "Das Haus ist alt." for x in changed}
+        found = server.ask("/translate", {"q": changed, "source": "en", "target": "de", "memory": similar})
+        found = found[1]["translatedText"]
+        assert read(ask(server, with_examples(body, similar))) == found != mine, (similar, found, mine)
+        messages = with_examples(descriptions(None, ["x"])[0], {"a": "b"})["messages"]
+        for chat in [*messages[:3], user("Be formal.")], [user("Hi!"), {"role": "assistant", "content": "Hello!"}, messages[3]]:
+            status, answer = server.ask("/v1/chat/completions", {"messages": chat, "max_tokens": 5})
+            assert status == 200 and answer["usage"]["completion_tokens"] == 5, answer
         chat = {"messages": [user(f"Translate into German: {some[0]}")], "max_tokens": 5}  # no structure to keep
         status, answer = server.ask("/v1/chat/completions", chat)
         assert status == 200 and answer["usage"]["completion_tokens"] == 5, answer

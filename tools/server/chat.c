@@ -459,8 +459,8 @@ static int take_lines(request *req, const moetext_message *system, const moetext
     if (!is_ours || (!fits && !req->refusal)) {
         items_free(req->items, req->n_items);
         req->items = before, req->n_items = n;
-        text_clear(&req->terms), text_clear(&req->context);
-        req->n_terms = 0;
+        text_clear(&req->terms), text_clear(&req->context), text_clear(&req->confirmed);
+        req->n_terms = req->n_confirmed = 0;
         shape_free(&l);
         return 0;
     }
@@ -476,14 +476,15 @@ void chat_check(server *s, request *req) {
     chat *c = req->chat;
     const moetext_message *last = c->n ? &c->messages[c->n - 1] : NULL;
     const moetext_message *system = c->n && c->messages[0].role == MOETEXT_SYSTEM ? c->messages : NULL;
-    const int talks = c->n > 1 + (size_t)(system != NULL); /* earlier turns */
+    const size_t first = system != NULL, turns = c->n > first ? c->n - first - 1 : 0; /* before the last message */
     c->number = ++s->n_answers;
     if (!c->n) { /* Ollama: the model is loaded */
         c->finish = "load";
         if (req->stream) c->format->event(req, NULL, 0, c->finish);
         return;
     }
-    if (last && last->role == MOETEXT_USER && !(talks && b->answers && !c->target[0]) &&
+    const int examples = shape_examples(req, c->messages + first, turns);
+    if (!req->refusal && last->role == MOETEXT_USER && !(turns && !examples && b->answers && !c->target[0]) &&
         take_lines(req, system, last)) {
         c->finish = "stop";
         if (req->stream && !req->refusal && !req->n_items) {

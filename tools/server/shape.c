@@ -118,32 +118,92 @@ static void find_languages(finder *f, span s) {
     f->last[0] = 0, f->last_end = 0, f->role = LOOSE;
 }
 
-static void add_term(request *req, span source, span target) {
+/* Add a pair of texts, unless it has a known source or exceeds the limits. */
+static void add_pair(text_bytes *out, size_t *n, span source, span target) {
     const size_t bytes = source.length + target.length + 2;
-    if (!source.length || !target.length || source.length > 100 || target.length > 200 || req->n_terms == MOST_TERMS ||
-        req->terms.length + bytes > TERM_BYTES)
-        return;
-    const char *known = req->terms.data;
-    for (size_t i = 0; i < req->n_terms; i++, known += strlen(known) + 1, known += strlen(known) + 1)
+    if (!source.length || !target.length || *n == MOST_TERMS || out->length + bytes > TERM_BYTES) return;
+    const char *known = out->data;
+    for (size_t i = 0; i < *n; i++, known += strlen(known) + 1, known += strlen(known) + 1)
         if (text_is(source.data, source.length, known)) return;
-    text_append(&req->terms, source.data, source.length), text_append(&req->terms, "", 1);
-    text_append(&req->terms, target.data, target.length), text_append(&req->terms, "", 1);
-    req->n_terms++;
+    text_append(out, source.data, source.length), text_append(out, "", 1);
+    text_append(out, target.data, target.length), text_append(out, "", 1);
+    ++*n;
 }
 
-/* Take "term = translation", or the two separated by a TAB, as a term of the glossary. */
-static void take_term(request *req, span line) {
+static void add_term(request *req, span source, span target) {
+    if (source.length <= 100 && target.length <= 200) add_pair(&req->terms, &req->n_terms, source, target);
+}
+
+/* Remove quotation marks around a text, and what follows them. */
+static span unquoted(span s) {
+    const char *end = s.length > 2 && *s.data == '"' ? memchr(s.data + 1, '"', s.length - 1) : NULL;
+    return end ? (span){ s.data + 1, (size_t)(end - s.data) - 1 } : s;
+}
+
+/* Read a list item after its bullet: "term → translation  [comment]"; both may have quotation marks. */
+static int read_arrow(span item, span *source, span *target) {
+    static const char arrow[] = "\xe2\x86\x92", comment[] = "  [";
+    const char *sign = memmem(item.data, item.length, arrow, sizeof arrow - 1);
+    if (!sign) return 0;
+    const char *const rest = sign + sizeof arrow - 1, *end = item.data + item.length;
+    const char *note = memmem(rest, (size_t)(end - rest), comment, sizeof comment - 1);
+    *source = unquoted(trimmed((span){ item.data, (size_t)(sign - item.data) }));
+    *target = unquoted(trimmed((span){ rest, (size_t)((note ? note : end) - rest) }));
+    return !text_language_named(source->data, source->length) || !text_language_named(target->data, target->length);
+}
+
+/* Read a term: "term = translation", the two separated by a TAB, or a list item with an arrow. */
+static int read_term(span line, span *source, span *target) {
+    line = trimmed(line);
+    if (line.length > 2 && strchr("-*", *line.data) && line.data[1] == ' ') {
+        line = trimmed((span){ line.data + 2, line.length - 2 });
+        if (read_arrow(line, source, target)) return source->length && target->length;
+    }
     const char *sign = memchr(line.data, '=', line.length);
     if (!sign) sign = memchr(line.data, '\t', line.length);
-    if (!sign) return;
-    span source = trimmed((span){ line.data, (size_t)(sign - line.data) });
-    const span target = trimmed((span){ sign + 1, (size_t)(line.data + line.length - sign - 1) });
-    if (source.length > 2 && strchr("-*", *source.data) && source.data[1] == ' ')
-        source = trimmed((span){ source.data + 2, source.length - 2 });
-    if (!source.length || !target.length || memchr(target.data, '=', target.length) ||
-        memchr(source.data, '"', source.length) || memchr(source.data, '{', source.length))
-        return;
-    add_term(req, source, target);
+    if (!sign) return 0;
+    *source = trimmed((span){ line.data, (size_t)(sign - line.data) });
+    *target = trimmed((span){ sign + 1, (size_t)(line.data + line.length - sign - 1) });
+    return source->length && target->length && !memchr(target->data, '=', target->length) &&
+           !memchr(source->data, '"', source->length) && !memchr(source->data, '{', source->length);
+}
+
+static void take_terms(request *req, span lines) {
+    span source, target;
+    while (lines.length)
+        if (read_term(next_line(&lines), &source, &target)) add_term(req, source, target);
+}
+
+/* Return 1 if a paragraph is a glossary: a line with a colon at its end that announces terms, then only terms. */
+static int is_glossary(span paragraph) {
+    span rest = paragraph, source, target;
+    const span heading = trimmed(next_line(&rest));
+    int announced = 0;
+    for (size_t i = 0; i + 4 < heading.length; i++) {
+        const char *at = heading.data + i;
+        announced |= strncasecmp(at, "term", 4) == 0 || (i + 7 < heading.length && strncasecmp(at, "glossar", 7) == 0);
+    }
+    if (!announced || heading.data[heading.length - 1] != ':' || !trimmed(rest).length) return 0;
+    while (rest.length)
+        if (!read_term(next_line(&rest), &source, &target)) return 0;
+    return 1;
+}
+
+/* Take glossaries from the first and the last paragraph of a text, and return the rest. */
+static span take_glossaries(request *req, span s) {
+    s = trimmed(s);
+    const char *end = memmem(s.data, s.length, "\n\n", 2);
+    if (end && is_glossary((span){ s.data, (size_t)(end - s.data) })) {
+        take_terms(req, (span){ s.data, (size_t)(end - s.data) });
+        s = trimmed((span){ end, (size_t)(s.data + s.length - end) });
+    }
+    size_t last = s.length;
+    while (last > 1 && memcmp(s.data + last - 2, "\n\n", 2) != 0) last--;
+    if (last > 1 && is_glossary((span){ s.data + last, s.length - last })) {
+        take_terms(req, (span){ s.data + last, s.length - last });
+        s = trimmed((span){ s.data, last });
+    }
+    return s;
 }
 
 /* ==== 2. Frame ========================================================================================== */
@@ -492,6 +552,34 @@ static cJSON *find_json(request *req, span s, size_t *begin) {
     return NULL;
 }
 
+/* Take the strings of Weblate's message and their translations in the answer, if both have the same number. */
+static int take_example(request *req, const cJSON *all, const cJSON *answer) {
+    const cJSON *rows = member(all, "strings");
+    if (!is_weblate(all) || !cJSON_IsArray(answer) || cJSON_GetArraySize(rows) != cJSON_GetArraySize(answer)) return 0;
+    const cJSON *one = rows->child, *other = answer->child;
+    for (; one && other; one = one->next, other = other->next) {
+        const char *text = cJSON_IsString(other) ? other->valuestring : "";
+        add_pair(&req->confirmed, &req->n_confirmed, text_of(one, "source"), trimmed((span){ text, strlen(text) }));
+    }
+    return 1;
+}
+
+int shape_examples(request *req, const moetext_message *messages, size_t n) {
+    int found = n > 0 && n % 2 == 0;
+    for (size_t i = 0; i < n && found && !req->refusal; i += 2) {
+        size_t begin;
+        const int asks = messages[i].role == MOETEXT_USER && messages[i + 1].role == MOETEXT_ASSISTANT;
+        cJSON *all = asks ? find_json(req, (span){ messages[i].text, messages[i].length }, &begin) : NULL;
+        cJSON *answer = all ? parse_text(req, messages[i + 1].text, messages[i + 1].length) : NULL;
+        found = answer && take_example(req, all, answer);
+        cJSON_Delete(all);
+        cJSON_Delete(answer);
+    }
+    if (req->confirmed.failed) refuse_memory(req);
+    if (!found) text_clear(&req->confirmed), req->n_confirmed = 0;
+    return found && !req->refusal;
+}
+
 /* ==== 5. Message ======================================================================================== */
 
 /* Return 1 if the first words of a text ask for a translation: "Please translate ..." */
@@ -536,7 +624,12 @@ void shape_languages(request *req, const char *system, size_t system_length, con
         out->translates = 1, rest.length = 0;
     }
     cJSON_Delete(values);
-    while (rest.length) take_term(req, next_line(&rest));
+    take_terms(req, rest);
+    out->end = length;
+    if (!out->json) {
+        const span text = take_glossaries(req, (span){ message + out->begin, length - out->begin });
+        out->begin = (size_t)(text.data - message), out->end = out->begin + text.length;
+    }
     if (req->terms.failed) refuse_memory(req);
 }
 
@@ -547,7 +640,7 @@ void shape_read(request *req, const char *message, size_t length, shape *out) {
     if (values && is_subtitles(values)) take_subtitles(req, out, values);
     else if (values && is_weblate(values)) take_weblate(req, out, values);
     else if (values) take_value(req, out, values);
-    else if (!req->refusal) take_plain(req, trimmed((span){ message + out->begin, length - out->begin }), out);
+    else if (!req->refusal) take_plain(req, (span){ message + out->begin, out->end - out->begin }, out);
     cJSON_Delete(values);
     if (out->frame.failed || req->context.failed || req->terms.failed) refuse_memory(req);
 }

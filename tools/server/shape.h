@@ -17,7 +17,8 @@ typedef struct shape {
     text_bytes frame; /* the answer without the translations */
     size_t *cuts;     /* [n] offset in `frame` of the translation of each item of the request */
     size_t n, capacity;
-    size_t begin;   /* length of the instruction at the beginning of the message */
+    size_t begin;   /* offset of the text in the message, after the instruction and a glossary */
+    size_t end;     /* offset of the end of the text, before a glossary */
     int json;       /* 1 if the answer is JSON, and the translations are in strings */
     int structured; /* 1 if the message is JSON, or has several lines or separators */
     int translates; /* 1 if the instruction asks for a translation */
@@ -25,9 +26,13 @@ typedef struct shape {
 } shape;
 
 /* Read an instruction, such as a system message, and a message that may begin with another instruction. Find the
- * languages and, in the instruction, the terms of a glossary ("term = translation"). */
+ * languages and the terms of a glossary ("term = translation", or a list of "- term → translation"): in the
+ * instruction, and in the first or last paragraph of the message if its first line announces terms. */
 void shape_languages(request *req, const char *system, size_t system_length, const char *message, size_t length,
                      shape *out);
+/* Take the earlier turns of a conversation as the request's translation memory. Return 1 if all of them are examples of
+ * Weblate: messages in its form, answered with their translations. */
+int shape_examples(request *req, const moetext_message *messages, size_t n);
 /* Replace the items of the request with the lines of the message. */
 void shape_read(request *req, const char *message, size_t length, shape *out);
 /* Put the answer in an object {"key": answer} */
