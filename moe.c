@@ -2816,9 +2816,9 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
 
 /* ==== 11. Kernels: shared =====================================================================================
  * Kernels compiled for several instruction sets. "Kernels: AVX2", "Kernels: AVX-512", "Kernels: NEON" and "Kernels:
- * WebAssembly" define MOE_ISA, the suffix of every name here, and register types with their operations. They then
- * include this file, which compiles only this section. Invariant: floats are summed and rounded in the order of
- * "Kernels: portable".
+ * WebAssembly" define MOE_ISA, the suffix of every name here, MOE_ISA_TARGET, the attribute of its functions, and
+ * register types with their operations. They then include this file, which compiles only this section; macros that are
+ * the same in every copy remain defined. Invariant: floats are summed and rounded in the order of "Kernels: portable".
  *
  * Floats: moe_lanes_ISA contains 16 floats in registers, with operations moe_lanes_OPERATION_ISA:
  *
@@ -2858,6 +2858,8 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
 #define K(name) MOE_NAME(moe_##name##_, MOE_ISA)
 #define L(name) MOE_NAME(moe_lanes_##name##_, MOE_ISA)
 #define V MOE_NAME(moe_lanes_, MOE_ISA)
+#define MOE_ISA_STATIC MOE_ISA_TARGET static
+#define MOE_ISA_INLINE MOE_ISA_TARGET MOE_INLINE
 
 #ifdef MOE_ISA_REGISTERS
 #define MOE_ISA_OUTPUTS 1
@@ -2920,7 +2922,6 @@ MOE_ISA_INLINE void L(put)(const moe_linear *l, size_t row, size_t j, const V *v
     (void)n;
     moe_linear_put(l, row, j, L(join)(*v));
 }
-#undef MOE_EACH
 #undef MOE_FOLD
 #undef MOE_WIDTH
 #undef R
@@ -3427,7 +3428,6 @@ MOE_ISA_INLINE void K(columns)(const moe_linear *l, const int32_t *start, size_t
     K(put_sums)(l, row, c, m->cols_padded / 64 * MOE_SIDES(type), sum, sums, floats, first, rows, blocks, wide, lines,
                 blocked, parts);
 }
-#undef MOE_ASK
 
 /* Compute a tile of `blocks` blocks or, with few rows, all tiles up to block1. `next` and `ask` select the lines to
  * prefetch, except for few rows, which always read ahead. `apart` computes 64 columns, see MOE_APART. */
@@ -3535,14 +3535,7 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
     }
 }
 
-#undef MOE_TILE
-#undef MOE_TILE_AT
-#undef MOE_FEW
-#undef MOE_TOGETHER
-#undef MOE_SIDES
-#undef MOE_APART
 #undef MOE_WIDTH
-#undef MOE_HOLD
 #undef Q
 #undef F
 #undef I
@@ -3556,8 +3549,7 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
 #undef V
 #undef L
 #undef K
-#undef MOE_ISA_INLINE
-#undef MOE_ISA_STATIC
+#undef MOE_ISA_TARGET
 #undef MOE_ISA
 #else
 #if MOE_HOST
@@ -3569,7 +3561,6 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
 #if MOE_X86
 #define MOE_AVX2_TARGET "avx2,f16c"
 #define MOE_AVX2 __attribute__((target(MOE_AVX2_TARGET)))
-#define MOE_AVX2_INLINE static inline __attribute__((always_inline, target(MOE_AVX2_TARGET)))
 
 /* ---- The 16 lanes: two registers ---- */
 
@@ -3591,33 +3582,33 @@ typedef __m256 moe_register_avx2;
     _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)))
 #define moe_register_of_ints_avx2(x) _mm256_cvtepi32_ps(_mm256_loadu_si256((const void *)(x)))
 /* The hardware's F16 conversion is exact, including subnormals. */
-MOE_AVX2_INLINE __m256 moe_register_halves_avx2(moe_type type, const uint16_t *x) {
+MOE_AVX2 MOE_INLINE __m256 moe_register_halves_avx2(moe_type type, const uint16_t *x) {
     const __m128i bits = _mm_loadu_si128((const void *)x);
     if (type == MOE_TYPE_F16) return _mm256_cvtph_ps(bits);
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
-MOE_AVX2_INLINE __m256 moe_register_scaled_avx2(__m256 x, __m256 y, __m256 t) {
+MOE_AVX2 MOE_INLINE __m256 moe_register_scaled_avx2(__m256 x, __m256 y, __m256 t) {
     const __m256i power = _mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(t), 23), _mm256_set1_epi32(127 << 23));
     return _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(MOE_EXP_LOW), _CMP_LT_OQ),
                             _mm256_mul_ps(y, _mm256_castsi256_ps(power)));
 }
-MOE_AVX2_INLINE float moe_register_join_avx2(__m256 v) {
+MOE_AVX2 MOE_INLINE float moe_register_join_avx2(__m256 v) {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
-MOE_AVX2_INLINE float moe_register_largest_bits_avx2(__m256 v) {
+MOE_AVX2 MOE_INLINE float moe_register_largest_bits_avx2(__m256 v) {
     const __m256i eight = _mm256_castps_si256(v);
     __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
     four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
     return moe_from_bits((uint32_t)_mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1))));
 }
-MOE_AVX2_INLINE void moe_register_codes_avx2(const __m256 v[2], int8_t *q) {
+MOE_AVX2 MOE_INLINE void moe_register_codes_avx2(const __m256 v[2], int8_t *q) {
     const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1]));
     const __m256i bytes = _mm256_packs_epi16(words, words); /* lanes 0-3 and 8-11 twice, then 4-7 and 12-15 twice */
     _mm_storeu_si128((void *)q, _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
 }
-MOE_AVX2_INLINE void moe_lanes_code_sums_avx2(const int8_t *q, int16_t sums[2]) {
+MOE_AVX2 MOE_INLINE void moe_lanes_code_sums_avx2(const int8_t *q, int16_t sums[2]) {
     for (size_t i = 0; i < 2; i++) {
         const __m256i codes = _mm256_xor_si256(_mm256_loadu_si256((const void *)(q + 32 * i)), _mm256_set1_epi8(-128));
         const __m256i eights = _mm256_sad_epu8(codes, _mm256_setzero_si256()); /* sums of code + 128 */
@@ -3647,7 +3638,7 @@ typedef struct moe_line_avx2 {
 #define moe_ints_add_block_256(y, v, scale) moe_ints_add_factor_256(y, v, _mm256_set1_ps(scale))
 #define moe_ints_add_part_256(y, v, scale, part)                              \
     moe_ints_add_factor_256(y, v, _mm256_mul_ps(_mm256_set1_ps(scale), part))
-MOE_AVX2_INLINE __m256 moe_ints_part_256(const int8_t *low) {
+MOE_AVX2 MOE_INLINE __m256 moe_ints_part_256(const int8_t *low) {
     return _mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_loadl_epi64((const void *)low),
                                              _mm_loadl_epi64((const void *)(low + 16))));
 }
@@ -3662,11 +3653,11 @@ MOE_AVX2_INLINE __m256 moe_ints_part_256(const int8_t *low) {
  * vpsignb applies the sign to x but seems to occupy a multiplier port (Zen 4 is 20% faster without it). If sums are
  * `started`, x is only inverted where w is negative, which gives -x - 1. The sums then lack sum |w| over the negative
  * w, and start with this value instead of 0. */
-MOE_AVX2_INLINE moe_line_avx2 moe_line_of_avx2(const char *w, const int started) {
+MOE_AVX2 MOE_INLINE moe_line_avx2 moe_line_of_avx2(const char *w, const int started) {
     const __m256i v = moe_ints_load_256(w);
     return (moe_line_avx2){ _mm256_abs_epi8(v), started ? _mm256_cmpgt_epi8(_mm256_setzero_si256(), v) : v };
 }
-MOE_AVX2_INLINE __m256i moe_product_avx2(__m256i sum, moe_line_avx2 w, __m256i four, const int started) {
+MOE_AVX2 MOE_INLINE __m256i moe_product_avx2(__m256i sum, moe_line_avx2 w, __m256i four, const int started) {
     const __m256i x = started ? _mm256_xor_si256(four, w.sign) : _mm256_sign_epi8(four, w.sign);
     return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(w.size, x), _mm256_set1_epi16(1)));
 }
@@ -3688,12 +3679,12 @@ MOE_AVX2 static void moe_negative_avx2(const moe_matrix *m, size_t block, int32_
 
 /* Add products of nibbles. Nibbles are unsigned, and a group's sums fit 16 bits (8 * 2 * 15 * 127 = 30480). */
 #define moe_part_of_avx2(x_sum) _mm256_setzero_si256()
-MOE_AVX2_INLINE __m256i moe_product_q4_avx2(__m256i part, __m256i nibbles, __m256i four) {
+MOE_AVX2 MOE_INLINE __m256i moe_product_q4_avx2(__m256i part, __m256i nibbles, __m256i four) {
     part = _mm256_add_epi16(part, _mm256_maddubs_epi16(nibbles, four));
     __asm__("" : "+x"(part)); /* prevents gcc from adding all products of a group at the end and spilling them */
     return part;
 }
-MOE_AVX2_INLINE __m256i moe_times_sub_avx2(__m256i sum, __m256i part, int32_t x_sum, __m256i sub, const int mids) {
+MOE_AVX2 MOE_INLINE __m256i moe_times_sub_avx2(__m256i sum, __m256i part, int32_t x_sum, __m256i sub, const int mids) {
     part = _mm256_madd_epi16(part, _mm256_set1_epi16(1));
     part = _mm256_sub_epi32(part, _mm256_set1_epi32(8 * x_sum));
     if (mids) part = _mm256_blend_epi16(part, _mm256_set1_epi16((int16_t)x_sum), 0xaa);
@@ -3701,8 +3692,7 @@ MOE_AVX2_INLINE __m256i moe_times_sub_avx2(__m256i sum, __m256i part, int32_t x_
 }
 
 #define MOE_ISA avx2
-#define MOE_ISA_STATIC MOE_AVX2 static
-#define MOE_ISA_INLINE MOE_AVX2_INLINE
+#define MOE_ISA_TARGET MOE_AVX2
 #define MOE_ISA_REGISTERS 2
 #define MOE_ISA_FETCH(type, w)                                                                                \
     if ((type) == MOE_TYPE_F32) _mm_prefetch(w, _MM_HINT_T0) /* conversion limits the speed of other types */
@@ -3738,11 +3728,10 @@ static int moe_avxvnni_available(void) {
 }
 #endif
 #define MOE_AVXVNNI __attribute__((target(MOE_AVXVNNI_TARGET)))
-#define MOE_AVXVNNI_INLINE static inline __attribute__((always_inline, target(MOE_AVXVNNI_TARGET)))
 
 typedef __m256i moe_line_avxvnni;
 #define moe_line_of_avxvnni(w, started) _mm256_xor_si256(moe_ints_load_256(w), _mm256_set1_epi8(-128))
-MOE_AVXVNNI_INLINE __m256i moe_product_avxvnni(__m256i sum, __m256i line, __m256i four, const int started) {
+MOE_AVXVNNI MOE_INLINE __m256i moe_product_avxvnni(__m256i sum, __m256i line, __m256i four, const int started) {
     (void)started;
     sum = MOE_DPBUSD(sum, line, four);
     __asm__("" : "+x"(sum)); /* prevents gcc from copying sums and spilling a line */
@@ -3751,16 +3740,15 @@ MOE_AVXVNNI_INLINE __m256i moe_product_avxvnni(__m256i sum, __m256i line, __m256
 #define moe_start_avxvnni(start, r, v) _mm256_set1_epi32(-(start)[r])
 #define moe_part_of_avxvnni(x_sum) _mm256_set1_epi32(-8 * (x_sum))
 #define moe_product_q4_avxvnni(part, nibbles, four) moe_product_avxvnni(part, nibbles, four, 0)
-MOE_AVXVNNI_INLINE __m256i moe_times_sub_avxvnni(__m256i sum, __m256i part, int32_t x_sum, __m256i sub,
-                                                 const int mids) {
+MOE_AVXVNNI MOE_INLINE __m256i moe_times_sub_avxvnni(__m256i sum, __m256i part, int32_t x_sum, __m256i sub,
+                                                     const int mids) {
     if (mids) part = _mm256_blend_epi16(part, _mm256_set1_epi16((int16_t)x_sum), 0xaa);
     return _mm256_add_epi32(sum, _mm256_madd_epi16(part, sub));
 }
 #define moe_finish_avxvnni moe_finish_avx2
 
 #define MOE_ISA avxvnni
-#define MOE_ISA_STATIC MOE_AVXVNNI static
-#define MOE_ISA_INLINE MOE_AVXVNNI_INLINE
+#define MOE_ISA_TARGET MOE_AVXVNNI
 #define MOE_ISA_BITS 256
 #define MOE_ISA_VNNI 1
 #define MOE_ISA_LINES(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
@@ -3783,9 +3771,8 @@ MOE_UNUSED static const moe_kernels moe_kernels_avxvnni = { MOE_KERNELS_OF(avxvn
 #if MOE_X86
 #define MOE_AVX512_TARGET MOE_AVX2_TARGET ",avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,prfchw"
 #define MOE_AVX512 __attribute__((target(MOE_AVX512_TARGET)))
-#define MOE_AVX512_INLINE static inline __attribute__((always_inline, target(MOE_AVX512_TARGET)))
 
-MOE_AVX512_INLINE __mmask16 moe_mask_avx512(size_t n) { return (__mmask16)(n >= 16 ? 0xffffu : (1u << n) - 1u); }
+MOE_AVX512 MOE_INLINE __mmask16 moe_mask_avx512(size_t n) { return (__mmask16)(n >= 16 ? 0xffffu : (1u << n) - 1u); }
 
 /* ---- The 16 lanes: one register ---- */
 
@@ -3813,19 +3800,19 @@ typedef __m512 moe_lanes_avx512;
      0.0f)
 #define moe_lanes_scaled_avx512(x, y, t, n)                                                       \
     _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(MOE_EXP_LOW), _CMP_NLT_UQ), y, n)
-MOE_AVX512_INLINE __m512 moe_lanes_load_avx512(const float *x, size_t n) {
+MOE_AVX512 MOE_INLINE __m512 moe_lanes_load_avx512(const float *x, size_t n) {
     return n >= MOE_LANES ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(moe_mask_avx512(n), x);
 }
-MOE_AVX512_INLINE void moe_lanes_store_avx512(float *y, __m512 v, size_t n) {
+MOE_AVX512 MOE_INLINE void moe_lanes_store_avx512(float *y, __m512 v, size_t n) {
     if (n >= MOE_LANES) _mm512_storeu_ps(y, v);
     else _mm512_mask_storeu_ps(y, moe_mask_avx512(n), v);
 }
-MOE_AVX512_INLINE __m512 moe_lanes_halves_avx512(moe_type type, const void *x) {
+MOE_AVX512 MOE_INLINE __m512 moe_lanes_halves_avx512(moe_type type, const void *x) {
     const __m256i bits = _mm256_loadu_si256(x);
     if (type == MOE_TYPE_F16) return _mm512_cvtph_ps(bits);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
-MOE_AVX512_INLINE void moe_lanes_code_sums_avx512(const int8_t *q, int16_t sums[2]) {
+MOE_AVX512 MOE_INLINE void moe_lanes_code_sums_avx512(const int8_t *q, int16_t sums[2]) {
     const __m512i codes = _mm512_xor_si512(_mm512_loadu_si512(q), _mm512_set1_epi8(-128)); /* code + 128 */
     __m512i eights = _mm512_sad_epu8(codes, _mm512_setzero_si512());
     eights = _mm512_add_epi64(eights, _mm512_permutex_epi64(eights, 0x4e));
@@ -3833,12 +3820,12 @@ MOE_AVX512_INLINE void moe_lanes_code_sums_avx512(const int8_t *q, int16_t sums[
     sums[0] = (int16_t)(_mm_cvtsi128_si32(_mm512_castsi512_si128(eights)) - 32 * 128);
     sums[1] = (int16_t)(_mm_cvtsi128_si32(_mm512_extracti32x4_epi32(eights, 2)) - 32 * 128);
 }
-MOE_AVX512_INLINE float moe_lanes_join_avx512(__m512 v) {
+MOE_AVX512 MOE_INLINE float moe_lanes_join_avx512(__m512 v) {
     return moe_register_join_avx2(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
 }
 
 /* Return the sums of the lanes of four registers, each added by the fixed tree. */
-MOE_AVX512_INLINE __m128 moe_join_four_avx512(const __m512 v[4]) {
+MOE_AVX512 MOE_INLINE __m128 moe_join_four_avx512(const __m512 v[4]) {
     const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x44), _mm512_shuffle_f32x4(v[0], v[1], 0xee));
     const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(v[2], v[3], 0x44), _mm512_shuffle_f32x4(v[2], v[3], 0xee));
     __m512 t = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
@@ -3846,7 +3833,7 @@ MOE_AVX512_INLINE __m128 moe_join_four_avx512(const __m512 v[4]) {
     t = _mm512_add_ps(t, _mm512_shuffle_ps(t, t, 0xb1));
     return _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, t));
 }
-MOE_AVX512_INLINE void moe_lanes_put_avx512(const moe_linear *l, size_t row, size_t j, const __m512 v[4], int n) {
+MOE_AVX512 MOE_INLINE void moe_lanes_put_avx512(const moe_linear *l, size_t row, size_t j, const __m512 v[4], int n) {
     const __mmask8 mask = (__mmask8)moe_mask_avx512((size_t)n);
     const float *addend = l->bias ? l->bias + j : l->add ? l->add + row * l->add_stride + j : NULL;
     __m128 y = _mm_add_ps(moe_join_four_avx512(v), addend ? _mm_maskz_loadu_ps(mask, addend) : _mm_setzero_ps());
@@ -3868,7 +3855,7 @@ typedef __m512 moe_floats_512;
 #define moe_ints_add_block_512(y, v, scale) moe_ints_add_factor_512(y, v, _mm512_set1_ps(scale))
 #define moe_ints_add_part_512(y, v, scale, part)                              \
     moe_ints_add_factor_512(y, v, _mm512_mul_ps(_mm512_set1_ps(scale), part))
-MOE_AVX512_INLINE __m512 moe_ints_part_512(const int8_t *low) {
+MOE_AVX512 MOE_INLINE __m512 moe_ints_part_512(const int8_t *low) {
     const __m256i lows = _mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)low));
     const __m256i highs = _mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)(low + 16)));
     return _mm512_cvtph_ps(_mm256_or_si256(lows, _mm256_slli_epi16(highs, 8)));
@@ -3882,14 +3869,14 @@ MOE_AVX512_INLINE __m512 moe_ints_part_512(const int8_t *low) {
 #define moe_start_avx512(start, r, v) _mm512_set1_epi32(-(start)[r])
 #define moe_part_of_avx512(x_sum) _mm512_set1_epi32(-8 * (x_sum))
 #define moe_product_q4_avx512 _mm512_dpbusd_epi32
-MOE_AVX512_INLINE __m512i moe_times_sub_avx512(__m512i sum, __m512i part, int32_t x_sum, __m512i sub, const int mids) {
+MOE_AVX512 MOE_INLINE __m512i moe_times_sub_avx512(__m512i sum, __m512i part, int32_t x_sum, __m512i sub,
+                                                   const int mids) {
     if (mids) part = _mm512_mask_blend_epi16(0xaaaaaaaau, part, _mm512_set1_epi16((int16_t)x_sum));
     return _mm512_dpwssd_epi32(sum, part, sub);
 }
 
 #define MOE_ISA avx512
-#define MOE_ISA_STATIC MOE_AVX512 static
-#define MOE_ISA_INLINE MOE_AVX512_INLINE
+#define MOE_ISA_TARGET MOE_AVX512
 #define MOE_ISA_OUTPUTS 4
 #define MOE_ISA_FETCH(type, w) _mm_prefetch(w, _MM_HINT_T0)
 #define MOE_ISA_HEADS
@@ -3909,7 +3896,7 @@ MOE_LINEAR_OF(avx512, avx512, Q4M, moe_quantised_avx512(l, row0, row1, block0, b
 MOE_LINEAR_OF(small_avx512, avx512, Q4M, moe_quantised_avx512(l, row0, row1, block0, block1, 1))
 
 /* Compute the scores of four keys, rows i to i + 3, for all heads. */
-MOE_AVX512_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const size_t width) {
+MOE_AVX512 MOE_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const size_t width) {
     const __mmask8 mask = (__mmask8)moe_mask_avx512(moe_min(4, h->n - i));
     const size_t heads = h->heads, stride = h->stride, share = h->share;
     const __m128 scale = _mm_set1_ps(h->scale);
@@ -3934,8 +3921,8 @@ MOE_AVX512_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const siz
 
 /* Add the weighted values of rows [i, end) to columns from `at` on: `pieces` times `cols` columns, or the `left` of a
  * head. */
-MOE_AVX512_INLINE void moe_blend_avx512(const moe_heads *h, size_t i, size_t end, size_t at, size_t left,
-                                        const size_t pieces, const size_t cols) {
+MOE_AVX512 MOE_INLINE void moe_blend_avx512(const moe_heads *h, size_t i, size_t end, size_t at, size_t left,
+                                            const size_t pieces, const size_t cols) {
     const size_t width = h->width, first = h->values + at / width / h->share * width + at % width;
     const float *const *rows = h->rows, *p[8];
     float *y = h->y + at;
@@ -4027,7 +4014,6 @@ MOE_UNUSED static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_OF(av
 
 #ifndef MOE_TILE_LOADCONFIG
 #define MOE_AMX_TARGET __attribute__((target("amx-tile,amx-int8," MOE_AVX512_TARGET)))
-#define MOE_AMX_INLINE static inline __attribute__((always_inline, target("amx-tile,amx-int8," MOE_AVX512_TARGET)))
 #define MOE_AMX_REST avx512
 #define MOE_TILE_LOADCONFIG(config) _tile_loadconfig(config)
 #define MOE_TILE_RELEASE() _tile_release()
@@ -4075,7 +4061,7 @@ typedef struct moe_tile_config {
 /* Configure the tiles: 0 to 3 are C, 4 is A, 6 and 7 are B. 5 is a second A if `pair` is 1, otherwise B. This takes
  * several hundred cycles. While tiles are configured, every task switch saves 8 KB and the core cannot enter deep
  * sleep. Tiles are therefore configured for a linear, because its tasks are large, not for the life of a thread. */
-MOE_AMX_INLINE void moe_amx_configure(size_t height, int pair) {
+MOE_AMX_TARGET MOE_INLINE void moe_amx_configure(size_t height, int pair) {
     moe_tile_config config = { .palette = 1 };
     for (int t = 0; t < 8; t++) {
         config.colsb[t] = 64;
@@ -4088,7 +4074,7 @@ MOE_AMX_INLINE void moe_amx_configure(size_t height, int pair) {
 /* Expand columns [k0, k1) of a block of a Q4 or Q4M matrix to Q8 in `out`, aligned to 64. x86 cannot multiply bytes,
  * but a nibble n times |sub| is below 256, so a 16-bit product computes two: (n - 8) s is n s - 8 s or, for negative s,
  * (15 - n) |s| - 7 |s|. The mid is included in the subtrahend. */
-MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {
+MOE_AMX_TARGET MOE_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {
     const uint8_t *codes = (const uint8_t *)m->data + (block * m->cols_padded + k0) * 8;
     const int8_t *side = m->subs + (block * m->cols_padded + k0) / 64 * m->sides * 16;
     for (size_t k = k0; k < k1; k += MOE_Q4_GROUP, side += k % 64 ? 16 : m->sides * 16 - 16) {
@@ -4113,8 +4099,8 @@ MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0,
 }
 
 /* Add the products of k columns to C, for one row tile and up to four blocks. */
-MOE_AMX_INLINE void moe_amx_one(const int8_t *a, size_t a_stride, const int8_t *b, size_t b_next, size_t blocks,
-                                size_t k) {
+MOE_AMX_TARGET MOE_INLINE void moe_amx_one(const int8_t *a, size_t a_stride, const int8_t *b, size_t b_next,
+                                           size_t blocks, size_t k) {
     for (; k; k -= 64, a += 64, b += 1024) {
         MOE_TILE_LOADD(4, a, a_stride);
         MOE_TILE_LOADD(5, b, 64);
@@ -4135,8 +4121,8 @@ MOE_AMX_INLINE void moe_amx_one(const int8_t *a, size_t a_stride, const int8_t *
 }
 
 /* Add the products of k columns to C, for two row tiles and up to two blocks. */
-MOE_AMX_INLINE void moe_amx_two(const int8_t *a, const int8_t *a1, size_t a_stride, const int8_t *b, size_t b_next,
-                                size_t blocks, size_t k) {
+MOE_AMX_TARGET MOE_INLINE void moe_amx_two(const int8_t *a, const int8_t *a1, size_t a_stride, const int8_t *b,
+                                           size_t b_next, size_t blocks, size_t k) {
     for (; k; k -= 64, a += 64, a1 += 64, b += 1024) {
         MOE_TILE_LOADD(4, a, a_stride);
         MOE_TILE_LOADD(6, b, 64);
@@ -4153,8 +4139,8 @@ MOE_AMX_INLINE void moe_amx_two(const int8_t *a, const int8_t *a1, size_t a_stri
 
 /* Scale the sums of C over columns [k, k + 64), add them to `floats` and clear C. `high` row tiles have `height` rows
  * each, from rows[0] and rows[1] on. */
-MOE_AMX_INLINE void moe_amx_add_block(const moe_linear *l, const size_t rows[2], size_t block, size_t k, size_t height,
-                                      size_t high, size_t tiles, float floats[4][16 * 16]) {
+MOE_AMX_TARGET MOE_INLINE void moe_amx_add_block(const moe_linear *l, const size_t rows[2], size_t block, size_t k,
+                                                 size_t height, size_t high, size_t tiles, float floats[4][16 * 16]) {
     const moe_matrix *w = l->w;
     const size_t code_bytes = moe_code_bytes(w->cols), side_bytes = w->sides * 16,
                  stride = l->scales ? sizeof(float) : code_bytes;
@@ -4265,13 +4251,9 @@ MOE_UNUSED static const moe_kernels moe_kernels_amx = { MOE_KERNELS_OF(amx, moe_
 #if defined(__clang__)
 #define MOE_DOTPROD __attribute__((target("dotprod")))
 #define MOE_I8MM __attribute__((target("dotprod,i8mm")))
-#define MOE_DOTPROD_INLINE static inline __attribute__((always_inline, target("dotprod")))
-#define MOE_I8MM_INLINE static inline __attribute__((always_inline, target("dotprod,i8mm")))
 #else
 #define MOE_DOTPROD __attribute__((target("arch=armv8.2-a+dotprod")))
 #define MOE_I8MM __attribute__((target("arch=armv8.2-a+dotprod+i8mm")))
-#define MOE_DOTPROD_INLINE static inline __attribute__((always_inline, target("arch=armv8.2-a+dotprod")))
-#define MOE_I8MM_INLINE static inline __attribute__((always_inline, target("arch=armv8.2-a+dotprod+i8mm")))
 #endif
 #if defined(__clang__) && __clang_major__ < 16
 #define MOE_SDOT(sum, w, x, lane) __asm__("sdot %0.4s, %1.16b, %2.4b[" #lane "]" : "+w"(sum) : "w"(w), "w"(x))
@@ -4327,8 +4309,7 @@ MOE_INLINE void moe_lanes_code_sums_neon(const int8_t *q, int16_t sums[2]) {
 }
 
 #define MOE_ISA neon
-#define MOE_ISA_STATIC static
-#define MOE_ISA_INLINE MOE_INLINE
+#define MOE_ISA_TARGET
 #define MOE_ISA_REGISTERS 4
 #define MOE_ISA_FETCH(type, w) (void)(w) /* no prefetch, because its effect has not been measured */
 #include "moe.c"
@@ -4439,7 +4420,7 @@ MOE_LINEAR_OF(neon, neon, Q4, moe_linear_blocks(l, row0, row1, block0, block1, m
 
 /* Compute a block of 16 outputs of a Q8 matrix for up to 4 input rows with sdot, 16 columns at a time. Fewer than 4
  * rows use several independent sums per output to hide the latency. */
-MOE_DOTPROD_INLINE void moe_q8_rows_dotprod(const moe_linear *l, size_t row, size_t block, const size_t rows) {
+MOE_DOTPROD MOE_INLINE void moe_q8_rows_dotprod(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols), chains = 4 / rows;
     const int8_t *w = (const int8_t *)m->data + block * groups * 64;
@@ -4467,8 +4448,8 @@ MOE_DOTPROD_INLINE void moe_q8_rows_dotprod(const moe_linear *l, size_t row, siz
 }
 
 /* Sum a Q4 matrix with sdot for outputs from 4 * quad on. A single row has separate sums for high nibbles. */
-MOE_DOTPROD_INLINE void moe_q4_sums_dotprod(const moe_linear *l, size_t row, size_t block, size_t quad,
-                                            const size_t rows, const size_t quads, int32_t *sums) {
+MOE_DOTPROD MOE_INLINE void moe_q4_sums_dotprod(const moe_linear *l, size_t row, size_t block, size_t quad,
+                                                const size_t rows, const size_t quads, int32_t *sums) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols), apart = rows == 1;
     const uint8_t *w = (const uint8_t *)m->data + block * groups * 256 + 16 * quad;
@@ -4514,7 +4495,7 @@ MOE_DOTPROD_INLINE void moe_q4_sums_dotprod(const moe_linear *l, size_t row, siz
 }
 
 /* Compute a block of 16 outputs of a Q4 matrix. Four rows are computed in halves so that the sums fit the registers. */
-MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, size_t block, const size_t rows) {
+MOE_DOTPROD MOE_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     int32_t sums[4 * 16];
     MOE_UNROLL_FOR (size_t quad = 0; quad < 4; quad += rows == 4 ? 2 : 4)
         moe_q4_sums_dotprod(l, row, block, quad, rows, rows == 4 ? 2 : 4, sums);
@@ -4569,8 +4550,8 @@ MOE_INLINE void moe_panel_q4(const moe_matrix *m, size_t block, size_t col, size
 }
 
 /* Add the products of 8 rows and 8 outputs, half a panel, to sum[8][16]. */
-MOE_I8MM_INLINE void moe_tile_i8mm(const int8_t *codes, size_t code_bytes, const int8_t *panel, size_t cols,
-                                   int32_t *sum) {
+MOE_I8MM MOE_INLINE void moe_tile_i8mm(const int8_t *codes, size_t code_bytes, const int8_t *panel, size_t cols,
+                                       int32_t *sum) {
     int32x4_t tile[4][4];
     for (size_t i = 0; i < 16; i++) tile[i / 4][i % 4] = vdupq_n_s32(0);
     for (size_t c = 0; c < cols; c += 16) {
@@ -4711,8 +4692,7 @@ MOE_INLINE void moe_lanes_code_sums_simd128(const int8_t *q, int16_t sums[2]) {
 }
 
 #define MOE_ISA simd128
-#define MOE_ISA_STATIC static
-#define MOE_ISA_INLINE MOE_INLINE
+#define MOE_ISA_TARGET
 #define MOE_ISA_REGISTERS 4
 #define MOE_ISA_FETCH(type, w) (void)(w) /* there is no prefetch */
 #include "moe.c"

@@ -44,7 +44,6 @@ __attribute__((target("avx2"))) static inline __m256i avxvnni_dpbusd(__m256i sum
 
 /* Without a target attribute the code around the tiles runs on any machine. All other AMX kernels are portable. */
 #define MOE_AMX_TARGET
-#define MOE_AMX_INLINE static inline __attribute__((always_inline))
 #define MOE_AMX_REST portable
 
 #define MOE_TILE_LOADCONFIG(config) amx_loadconfig(config)
