@@ -2600,7 +2600,7 @@ static void moe_fetch_rows(moe_device *d, void *to, const void *from, size_t str
         cudaStreamSynchronize(d->stream); /* wait in any case, because the caller releases `to` */
 }
 
-/* Like moe_trace_gate: trace a gate's weights, with 0 for unselected experts, then its probabilities. */
+/* Like moe_trace_node: trace a gate's weights, with 0 for unselected experts, then its probabilities. */
 static void moe_run_traced_gate(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, moe_trace_fn trace,
                                 void *user) {
     const size_t bytes = rows * n->cols * sizeof(float), words = rows * n->stride * sizeof(uint32_t);

@@ -408,31 +408,24 @@ typedef struct moe_file_status {
     int64_t modified[2]; /* time of the last change: seconds and nanoseconds */
 } moe_file_status;
 
-static int moe_same_status(const moe_file_status *a, const moe_file_status *b) {
-    return a->bytes == b->bytes && a->modified[0] == b->modified[0] && a->modified[1] == b->modified[1];
-}
-
 #if MOE_WINDOWS
 
 /* Set errno to the nearest equivalent of the thread's last error. Returns -1. */
 static int moe_windows_error(void) {
-    switch (GetLastError()) {
-    case ERROR_FILE_NOT_FOUND:
-    case ERROR_PATH_NOT_FOUND:
-    case ERROR_INVALID_NAME: errno = ENOENT; break;
-    case ERROR_ACCESS_DENIED:
-    case ERROR_SHARING_VIOLATION:
-    case ERROR_LOCK_VIOLATION:
-    case ERROR_USER_MAPPED_FILE: errno = EACCES; break;
-    case ERROR_FILE_EXISTS:
-    case ERROR_ALREADY_EXISTS: errno = EEXIST; break;
-    case ERROR_DISK_FULL:
-    case ERROR_HANDLE_DISK_FULL: errno = ENOSPC; break;
-    case ERROR_NOT_ENOUGH_MEMORY:
-    case ERROR_OUTOFMEMORY:
-    case ERROR_COMMITMENT_LIMIT: errno = ENOMEM; break;
-    default: errno = EIO;
-    }
+    static const struct {
+        DWORD system;
+        int number;
+    } known[] = {
+        { ERROR_FILE_NOT_FOUND, ENOENT },   { ERROR_PATH_NOT_FOUND, ENOENT },    { ERROR_INVALID_NAME, ENOENT },
+        { ERROR_ACCESS_DENIED, EACCES },    { ERROR_SHARING_VIOLATION, EACCES }, { ERROR_LOCK_VIOLATION, EACCES },
+        { ERROR_USER_MAPPED_FILE, EACCES }, { ERROR_FILE_EXISTS, EEXIST },       { ERROR_ALREADY_EXISTS, EEXIST },
+        { ERROR_DISK_FULL, ENOSPC },        { ERROR_HANDLE_DISK_FULL, ENOSPC },  { ERROR_NOT_ENOUGH_MEMORY, ENOMEM },
+        { ERROR_OUTOFMEMORY, ENOMEM },      { ERROR_COMMITMENT_LIMIT, ENOMEM },
+    };
+    const DWORD error = GetLastError();
+    errno = EIO;
+    for (size_t i = 0; i < MOE_COUNT(known); i++)
+        if (known[i].system == error) errno = known[i].number;
     return -1;
 }
 
@@ -1856,25 +1849,22 @@ MOE_SHARED float moe_normal(uint64_t key, size_t expert) {
     return (float)(q < 0 ? -r : r);
 }
 
-/* Return the largest magnitude in a row; set *finite to 1 if all numbers are finite, else to 0. */
-MOE_SHARED float moe_largest(const float *x, size_t n, int *finite) {
-    float amax = 0.0f;
-    *finite = 1;
+/* Return the largest magnitude in a row; NaN if a number is not finite. */
+MOE_SHARED float moe_largest(const float *x, size_t n) {
+    uint32_t most = 0; /* magnitudes are compared as integers, so infinities and NaNs exceed numbers */
     for (size_t i = 0; i < n; i++) {
-        float a = moe_from_bits(moe_to_bits(x[i]) & 0x7fffffffu);
-        if (a > amax) amax = a;
-        if (!(a <= FLT_MAX)) *finite = 0;
+        const uint32_t magnitude = moe_to_bits(x[i]) & 0x7fffffffu;
+        if (magnitude > most) most = magnitude;
     }
-    return amax;
+    return moe_from_bits(most < 0x7f800000u ? most : 0x7fc00000u);
 }
 
 /* Quantise numbers to codes and return their scale. If a number is not finite, the scale is NaN to propagate it. */
 MOE_SHARED float moe_quantise_numbers(const float *x, size_t n, int8_t *q) {
-    int finite;
-    const float amax = moe_largest(x, n, &finite);
-    if (amax < FLT_MIN || !finite) {
+    const float amax = moe_largest(x, n);
+    if (!(amax >= FLT_MIN)) {
         for (size_t c = 0; c < n; c++) q[c] = 0;
-        return finite ? 0.0f : moe_from_bits(0x7fc00000u);
+        return amax < FLT_MIN ? 0.0f : amax;
     }
     float inverse = 127.0f / amax;
     if (!(inverse <= FLT_MAX)) inverse = FLT_MAX;
@@ -1967,8 +1957,8 @@ typedef struct moe_format {
     int32_t (*code)(const moe_matrix *m, size_t row, size_t col); /* in the range of int8 */
     /* Expand columns [k0, k1) of a block of 16 rows to the Q8 layout, out[k / 4][16][4]. 32 divides k0 and k1. */
     void (*expand)(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out);
-    /* Quantise a row to codes[cols_padded] and sides[cols_padded / 64 * sides]; return its scale. */
-    float (*quantise)(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *sides);
+    /* Quantise a row to codes[cols_padded] and sides[cols_padded / 64 * sides], which are zeroed; return its scale. */
+    float (*quantise)(const float *x, size_t cols, int8_t *codes, int8_t *sides);
     void (*put_code)(void *data, size_t cols_padded, size_t row, size_t col, int code); /* `data` is initially zeroed */
 } moe_format;
 
@@ -2076,11 +2066,8 @@ MOE_INLINE int32_t moe_matrix_code(const moe_matrix *m, size_t row, size_t col) 
 
 static void moe_matrix_row(const moe_matrix *m, size_t row, float *out) { moe_formats[m->type].row(m, row, out); }
 
-/* Quantise a row to q[cols_padded], with zero padding; return its scale. */
-static float moe_quantise_row_q8(const float *x, size_t cols, size_t cols_padded, int8_t *q, int8_t *subs) {
-    (void)subs;
-    memset(q + cols, 0, cols_padded - cols);
-    return moe_quantise_numbers(x, cols, q);
+static float moe_quantise_row_q8(const float *x, size_t cols, int8_t *codes, int8_t *sides) {
+    return (void)sides, moe_quantise_numbers(x, cols, codes);
 }
 
 /* Return the size in bytes of a quantised row of activations, padded to a cache line. The row consists of int8 codes
@@ -2097,9 +2084,9 @@ MOE_INLINE int16_t *moe_code_sums(int8_t *codes, size_t cols_padded) {
 /* Quantise a row of activations to q[moe_code_bytes(cols)] and return its scale. */
 static float moe_quantise_portable(const float *x, size_t cols, int8_t *q) {
     const size_t padded = moe_round_up(cols, MOE_Q8_COLS), bytes = moe_code_bytes(cols);
-    const float scale = moe_quantise_row_q8(x, cols, padded, q, NULL);
+    const float scale = moe_quantise_numbers(x, cols, q);
     int16_t *sums = moe_code_sums(q, padded);
-    memset(sums, 0, bytes - padded);
+    memset(q + cols, 0, bytes - cols);
     for (size_t c = 0; c < padded; c++) sums[c / MOE_CODE_GROUP] = (int16_t)(sums[c / MOE_CODE_GROUP] + q[c]);
     return scale;
 }
@@ -2152,12 +2139,9 @@ static int moe_quantise_group(const float *u, size_t n, int8_t *codes) {
 
 /* Quantise a row to codes[cols_padded] in [-8, 7] and subs[cols_padded / 32]; return its scale, which is NaN if a
  * number is not finite. The largest magnitude maps to 8 * 15. */
-static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *subs) {
-    int finite;
-    const float scale = moe_largest(x, cols, &finite) / 120.0f;
-    memset(codes, 0, cols_padded);
-    memset(subs, 0, cols_padded / MOE_Q4_GROUP);
-    if (scale < FLT_MIN || !finite) return finite ? 0.0f : moe_from_bits(0x7fc00000u);
+static float moe_quantise_row_q4(const float *x, size_t cols, int8_t *codes, int8_t *subs) {
+    const float scale = moe_largest(x, cols) / 120.0f;
+    if (!(scale >= FLT_MIN)) return scale < FLT_MIN ? 0.0f : scale;
     for (size_t c = 0; c < cols; c += MOE_Q4_GROUP) {
         const size_t n = moe_min(MOE_Q4_GROUP, cols - c);
         float u[MOE_Q4_GROUP];
@@ -2218,12 +2202,9 @@ static float moe_quantise_pair(const float *u, const float step[2], const float 
 /* Quantise a row to codes[cols_padded] and sides[cols_padded / 64 * 6]; return its scale, which is NaN if a number is
  * not finite. For each part, try the values that make the larger sub 16 down to 8, and keep the first with the smallest
  * error. Padding counts as zeros. */
-static float moe_quantise_row_q4m(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *sides) {
-    int finite;
-    const float scale = moe_largest(x, cols, &finite) / 16.0f;
-    memset(codes, 0, cols_padded);
-    memset(sides, 0, cols_padded / 64 * 6);
-    if (scale < FLT_MIN || !finite) return finite ? 0.0f : moe_from_bits(0x7fc00000u);
+static float moe_quantise_row_q4m(const float *x, size_t cols, int8_t *codes, int8_t *sides) {
+    const float scale = moe_largest(x, cols) / 16.0f;
+    if (!(scale >= FLT_MIN)) return scale < FLT_MIN ? 0.0f : scale;
     for (size_t c = 0; c < cols; c += 64, sides += 6) {
         float u[64] = { 0 }, step[2], low[2], largest = 0.0f, best = FLT_MAX;
         for (size_t i = 0; i < moe_min(64, cols - c); i++) {
@@ -2249,15 +2230,12 @@ static float moe_quantise_row_q4m(const float *x, size_t cols, size_t cols_padde
 
 /* Quantise a row to codes[cols_padded] and a part for every 64 columns; return its scale, which is NaN if a number is
  * not finite. The scale is a power of two, so F16 block scales of other formats, such as GGUF's Q8_0, remain exact. */
-static float moe_quantise_row_q8b(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *parts) {
-    int finite;
-    const float scale = moe_from_bits(moe_to_bits(moe_largest(x, cols, &finite) / 127.0f) & 0x7f800000u);
-    memset(codes, 0, cols_padded);
-    memset(parts, 0, cols_padded / 64 * 2);
-    if (scale < FLT_MIN || !finite) return finite ? 0.0f : moe_from_bits(0x7fc00000u);
+static float moe_quantise_row_q8b(const float *x, size_t cols, int8_t *codes, int8_t *parts) {
+    const float largest = moe_largest(x, cols) / 127.0f, scale = moe_from_bits(moe_to_bits(largest) & 0x7f800000u);
+    if (!(largest >= FLT_MIN)) return largest < FLT_MIN ? 0.0f : largest;
     for (size_t c = 0; c < cols; c += 64, parts += 2) {
         const size_t n = moe_min(64, cols - c);
-        const uint16_t half = moe_f32_to_f16(moe_largest(x + c, n, &finite) / 127.0f / scale);
+        const uint16_t half = moe_f32_to_f16(moe_largest(x + c, n) / 127.0f / scale);
         const float step = scale * moe_f16_to_f32(half);
         for (size_t i = 0; i < n && step > 0.0f; i++) {
             const int32_t code = moe_round(x[c + i] / step);
@@ -2288,7 +2266,8 @@ static void moe_pack_codes(moe_type type, size_t rows, size_t cols, size_t row, 
         for (size_t c = 0; c < cols; c++) format->put(blob, row * cols + c, x[c]);
         return;
     }
-    const float scale = x ? format->quantise(x, cols, m.cols_padded, scratch, sides) : *given;
+    if (x) memset(scratch, 0, m.cols_padded + m.cols_padded / 64 * m.sides);
+    const float scale = x ? format->quantise(x, cols, scratch, sides) : *given;
     char *scales = (char *)blob + ((const char *)m.scales - (const char *)blob);
     sides_at = (int8_t *)scales - moe_round_up(rows, MOE_Q8_ROWS) * (m.cols_padded / 64 * m.sides);
     sides_at += moe_side_index(m.cols_padded, m.sides, row, 0);
@@ -5247,15 +5226,6 @@ static uint64_t moe_tensor_bytes(const moe_tensor_info *t) {
 static size_t moe_experts_of(const moe_tensor_info *t) { return t->experts ? (size_t)t->dims[0] : 1; }
 static size_t moe_pieces_of(const moe_tensor_info *t) { return t->slabs ? (size_t)t->dims[0] : 1; }
 
-static moe_status moe_parse_slabs(moe_cursor *c, moe_tensor_info *t, const char *where, moe_error *error) {
-    const size_t bytes = (size_t)t->dims[0] * sizeof *t->slabs;
-    t->slabs = (const uint32_t *)(const void *)moe_take(c, bytes);
-    moe_take_padding(c);
-    if (c->failed || moe_crc32(0, t->slabs, bytes) != t->checksum)
-        MOE_FAIL(FORMAT, where, "slab checksums are truncated or damaged");
-    return MOE_OK;
-}
-
 static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *data_end, moe_tensor_info *t,
                                    moe_error *error) {
     char where[96];
@@ -5302,7 +5272,13 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
         if (f->data[at])
             MOE_FAIL(FORMAT, where, "nonzero byte at offset %" PRIu64 " in the preceding gap: damaged file", at);
     *data_end = t->offset + t->bytes;
-    return f->version > 1 && t->experts ? moe_parse_slabs(c, t, where, error) : MOE_OK;
+    if (f->version == 1 || !t->experts) return MOE_OK;
+    const size_t bytes = (size_t)t->dims[0] * sizeof *t->slabs;
+    t->slabs = (const uint32_t *)(const void *)moe_take(c, bytes);
+    moe_take_padding(c);
+    if (c->failed || moe_crc32(0, t->slabs, bytes) != t->checksum)
+        MOE_FAIL(FORMAT, where, "slab checksums are truncated or damaged");
+    return MOE_OK;
 }
 
 static void moe_file_free(moe_file *f, const moe_allocator *a) {
@@ -5390,7 +5366,7 @@ static moe_status moe_parse_header(moe_file *f, const moe_allocator *a, moe_erro
  * includes the header. The caller frees the file, even on failure. */
 static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, size_t held, const moe_allocator *a,
                                  moe_error *error) {
-    *f = (moe_file){ .data = data, .bytes = bytes, .held = held, .fd = -1 };
+    *f = (moe_file){ .origin = f->origin, .data = data, .bytes = bytes, .held = held, .fd = -1 };
     MOE_TRY(moe_parse_header(f, a, error));
     moe_cursor c = { f->header, sizeof(moe_header), f->header_bytes, 0 };
     for (size_t i = 0; i < f->n_meta; i++) MOE_TRY(moe_parse_meta(&c, &f->meta[i], a, error));
@@ -5425,7 +5401,7 @@ static moe_status moe_named(const char *name, moe_status status, moe_error *erro
 /* Fail if another process has changed a mapped file: pages may be missing. Call before and after every use of them. */
 static moe_status moe_check_unchanged(const moe_file *f, moe_error *error) {
     moe_file_status now;
-    if (f->origin.fd < 0 || (moe_file_state(f->origin.fd, &now) && moe_same_status(&now, &f->origin.opened)))
+    if (f->origin.fd < 0 || (moe_file_state(f->origin.fd, &now) && memcmp(&now, &f->origin.opened, sizeof now) == 0))
         return MOE_OK;
     moe_fail(error, MOE_ERROR_IO, "model",
              "the model file was modified or cut off while in use: reopen it, and replace models by renaming");
@@ -5497,17 +5473,16 @@ static int moe_piece_checked(const moe_file *f, const moe_tensor_info *t, size_t
     return f->checked && atomic_load_explicit(&f->checked[f->pieces[t - f->tensors] + slab], memory_order_relaxed);
 }
 
-/* Verify a piece in memory unless it has been verified before. */
-static moe_status moe_check_piece(const moe_file *f, const moe_tensor_info *t, size_t piece, moe_error *error) {
-    return moe_piece_checked(f, t, piece) ? MOE_OK : moe_compare_held(f, t, piece, error);
+/* Verify a piece in memory unless it has been verified before. Record damage in *damage unless that is NULL. */
+static moe_status moe_check_piece(const moe_file *f, const moe_tensor_info *t, size_t piece, moe_damage *damage,
+                                  moe_error *error) {
+    const moe_status status = moe_piece_checked(f, t, piece) ? MOE_OK : moe_compare_held(f, t, piece, error);
+    if (status && damage) atomic_store(&damage->piece, f->pieces[t - f->tensors] + piece + 1);
+    return status;
 }
 
 static moe_status moe_check_tensor(const moe_file *f, const moe_tensor_info *t, moe_damage *damage, moe_error *error) {
-    for (size_t i = 0; i < moe_pieces_of(t); i++) {
-        if (moe_check_piece(f, t, i, error) == MOE_OK) continue;
-        if (damage) atomic_store(&damage->piece, f->pieces[t - f->tensors] + i + 1);
-        return MOE_ERROR_FORMAT;
-    }
+    for (size_t i = 0; i < moe_pieces_of(t); i++) MOE_TRY(moe_check_piece(f, t, i, damage, error));
     return MOE_OK;
 }
 
@@ -5914,7 +5889,7 @@ static moe_status moe_save_tensor_at(moe_save *s, size_t index) {
             if (moe_signal_waits(&s->out)) return moe_output_fail(&s->out, EINTR, s->error);
             continue;
         }
-        if (experts && x->old->slabs) MOE_TRY(moe_check_piece(s->old, x->old, experts[p], s->error));
+        if (experts && x->old->slabs) MOE_TRY(moe_check_piece(s->old, x->old, experts[p], NULL, s->error));
         if (!whole) memset(s->piece, 0, bytes);
         for (int down = 0; !whole && down <= (x->info.experts > 0); down++) MOE_TRY(moe_save_matrix(s, index, p, down));
         x->info.checksum = moe_crc32(0, data, bytes);
@@ -5945,7 +5920,7 @@ static moe_status moe_save_run(moe_save *s, const char *path) {
     const moe_allocator *a = &s->given.allocator;
     size_t piece_bytes = 0, row_bytes = 0;
     moe_status status = MOE_OK;
-    moe_file f;
+    moe_file f = { .fd = -1 };
     for (size_t i = 0; i < s->given.n_entries; i++) /* moe_file_parse checks the rest */
         if (!s->given.entries[i].key || s->given.entries[i].kind < MOE_META_INT ||
             s->given.entries[i].kind > MOE_META_TEXTS || s->given.entries[i].kind == MOE_META_REALS)
@@ -7637,14 +7612,6 @@ static void moe_compute_gate(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, job.end, cost, moe_compute_gate_row);
 }
 
-static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn trace, void *trace_user) {
-    const moe_gate_work *work = &t->work.gate;
-    char name[sizeof t->name + 16];
-    trace(trace_user, t->name, work->dense, run->frame->rows, t->cols, t->cols);
-    snprintf(name, sizeof name, "%s.probabilities", t->name);
-    trace(trace_user, name, work->probabilities, run->frame->rows, t->cols, t->cols);
-}
-
 /* ==== 29. Ops: experts ========================================================================================
  * The computation of experts. Invariant: the outputs of a row's experts are added in the order of the experts' numbers,
  * whatever the order of computation. Two functions locate the bytes of an expert: on the processor, moe_experts_slab
@@ -7715,27 +7682,19 @@ static moe_node *moe_op_experts(moe_graph *g, const moe_experts *experts, moe_no
                         .cols = x->cols, .experts = experts);
 }
 
-/* Verify the slab of an expert if necessary; returns 0 if it is damaged. The session reports damage after the run. */
-static int moe_slab_fine(const moe_graph *g, const moe_experts *e, size_t expert) {
-    if (!e->file || !e->file->checked) return 1;
-    const moe_tensor_info *t = &e->file->tensors[e->tensor];
-    size_t slab = t->slabs ? expert : 0;
-    if (moe_check_piece(e->file, t, slab, NULL) == MOE_OK) return 1;
-    if (g->damage) atomic_store(&g->damage->piece, e->file->pieces[e->tensor] + slab + 1);
-    return 0;
-}
-
-/* Locate the two matrices of a visit's expert. Returns 0 if they are not available, which ends the run. */
+/* Locate the two matrices of a visit's expert, and verify them if necessary. Returns 0 if they are not available, which
+ * ends the run, or damaged, which the session reports after the run. */
 static int moe_experts_slab(const moe_run *run, const moe_experts *e, size_t visit, size_t expert, moe_matrix *up,
                             moe_matrix *down) {
+    const moe_tensor_info *t = e->file ? &e->file->tensors[e->tensor] : NULL;
     if (run->graph->bank) {
         const char *slab = moe_bank_wait(run->graph->bank, visit, run->pool);
         if (!slab) return 0;
-        *up = moe_tensor_matrix(&e->file->tensors[e->tensor], slab, 0, 0);
-        *down = moe_tensor_matrix(&e->file->tensors[e->tensor], slab, 0, 1);
+        *up = moe_tensor_matrix(t, slab, 0, 0);
+        *down = moe_tensor_matrix(t, slab, 0, 1);
         return 1;
     }
-    if (!moe_slab_fine(run->graph, e, expert)) return 0;
+    if (t && e->file->checked && moe_check_piece(e->file, t, t->slabs ? expert : 0, run->graph->damage, NULL)) return 0;
     *up = moe_matrix_moved(&e->up, expert * e->stride);
     *down = moe_matrix_moved(&e->down, expert * e->stride);
     return 1;
@@ -7916,8 +7875,8 @@ static size_t moe_sort_pairs(const moe_run *run, const moe_node *t, moe_job *job
 }
 
 /* Compute sorted pairs with the slabs of their experts, in tasks from one queue. With a bank, all threads but one get
- * an extra task at the end, which sleeps until the last expert is loaded. Returns the number of experts. */
-static size_t moe_compute_pairs(moe_job *job) {
+ * an extra task at the end, which sleeps until the last expert is loaded. */
+static void moe_compute_pairs(moe_job *job, size_t pairs) {
     const moe_expert_work *w = &job->t->work.experts;
     moe_bank *bank = job->run->graph->bank;
     size_t visits = 0, tasks = 0;
@@ -7940,7 +7899,10 @@ static size_t moe_compute_pairs(moe_job *job) {
     }
     moe_pool_run(job->run->pool, tasks, moe_expert_task, job);
     if (bank && atomic_load(&bank->open)) moe_bank_settle(bank);
-    return visits;
+    if (job->run->graph->stats) {
+        job->run->graph->stats->expert_pairs += pairs;
+        job->run->graph->stats->expert_visits += visits;
+    }
 }
 
 /* ---- Ranks ---- */
@@ -8018,13 +7980,10 @@ static void moe_share_experts(const moe_run *run, const moe_node *t) {
         moe_for_rows(run, t, sent, t->cols, moe_send_pair);
         moe_swap_pairs(r, w, 0, w->sent, w->taken, w->input_bytes);
         if (r->status) return;
-        const size_t pairs = moe_sort_taken(r, t), visits = moe_compute_pairs(&taken);
+        moe_compute_pairs(&taken, moe_sort_taken(r, t));
         moe_swap_pairs(r, w, 1, w->back, w->out, t->cols * sizeof *w->out);
         if (r->status) return;
         moe_pool_run(run->pool, job.end - job.first, moe_row_task, &job);
-        if (!run->graph->stats) continue;
-        run->graph->stats->expert_pairs += pairs;
-        run->graph->stats->expert_visits += visits;
     }
 }
 
@@ -8034,20 +7993,9 @@ static void moe_compute_experts(const moe_run *run, const moe_node *t) {
     if (run->graph->ranks) moe_share_experts(run, t);
     else
         for (; job.first < run->frame->rows; job.first = job.end) {
-            const size_t pairs = moe_sort_pairs(run, t, &job), visits = moe_compute_pairs(&job);
+            moe_compute_pairs(&job, moe_sort_pairs(run, t, &job));
             moe_pool_run(run->pool, job.end - job.first, moe_row_task, &job);
-            if (run->graph->stats) {
-                run->graph->stats->expert_pairs += pairs;
-                run->graph->stats->expert_visits += visits;
-            }
         }
-}
-
-static void moe_trace_sizes(const moe_run *run, const moe_node *t, moe_trace_fn trace, void *trace_user) {
-    const size_t n = t->experts->count;
-    char name[sizeof t->name + 8];
-    snprintf(name, sizeof name, "%s.sizes", t->name);
-    trace(trace_user, name, t->work.experts.sizes, run->frame->rows, n, n);
 }
 
 /* Add a node that computes the weighted sum of linear experts, whose outputs are concatenated in x. */
@@ -8446,6 +8394,18 @@ static void moe_graph_place(moe_graph *g, char *arena) {
     }
 }
 
+/* Trace the rows of a node: of a gate, the weights and the probabilities of all experts; of experts, also the norms of
+ * their outputs. */
+static void moe_trace_node(const moe_run *run, const moe_node *t, moe_trace_fn trace, void *trace_user) {
+    const int gate = t->op == MOE_OP_GATE, experts = t->op == MOE_OP_EXPERTS;
+    const size_t rows = run->frame->rows, n = experts ? t->experts->count : t->cols;
+    char name[sizeof t->name + 16];
+    trace(trace_user, t->name, gate ? t->work.gate.dense : t->data, rows, t->cols, gate ? t->cols : t->stride);
+    snprintf(name, sizeof name, "%s.%s", t->name, gate ? "probabilities" : "sizes");
+    if (gate) trace(trace_user, name, t->work.gate.probabilities, rows, n, n);
+    if (experts) trace(trace_user, name, t->work.experts.sizes, rows, n, n);
+}
+
 /* Run a graph. A failed run ends early, but with ranks it still takes part in the exchanges. */
 static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_user) {
     const moe_ranks *ranks = run->graph->ranks;
@@ -8461,10 +8421,7 @@ static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_us
         if (op->compute) op->compute(run, t);
         else if (op->row) moe_for_rows(run, t, run->frame->rows, op->cost * t->cols, op->row);
         if (run->graph->watch) run->graph->watch(run->graph->watcher, t, 1);
-        if (!trace || moe_is_codes(t) || t->op == MOE_OP_STORE) continue;
-        if (t->op == MOE_OP_GATE) moe_trace_gate(run, t, trace, trace_user);
-        else trace(trace_user, t->name, t->data, run->frame->rows, t->cols, t->stride);
-        if (t->op == MOE_OP_EXPERTS) moe_trace_sizes(run, t, trace, trace_user);
+        if (trace && !moe_is_codes(t) && t->op != MOE_OP_STORE) moe_trace_node(run, t, trace, trace_user);
     }
 }
 
@@ -8644,11 +8601,14 @@ struct moe_layer_type {
 #define MOE_FLAG_KEY(key, fallback, member) { key, MOE_KEY_FLAG, NULL, 0, 1, fallback, MOE_AT(member), 0 }
 #define MOE_REAL_KEY(key, limit, fallback, member)                            \
     { key, MOE_KEY_REAL, NULL, -(limit), limit, fallback, MOE_AT(member), 0 }
+#define MOE_NAMES(...)                          \
+    (const char *const[]) { __VA_ARGS__, NULL }
 #define MOE_NAME_KEY(key, names, fallback, member) { key, MOE_KEY_NAME, names, 0, 0, fallback, MOE_AT(member), 0 }
 #define MOE_ANY_NORM_KEYS                                                   \
     { "epsilon", MOE_KEY_REAL, NULL, 0, 1, 1e-5, MOE_AT(norm.epsilon), 0 }, \
-        MOE_NAME_KEY("norm.kind", moe_norm_kinds, 0, norm.rms)
-#define MOE_NORM_KEYS MOE_NAME_KEY("norm", moe_norm_places, MOE_NORM_NONE, norm_place), MOE_ANY_NORM_KEYS
+        MOE_NAME_KEY("norm.kind", MOE_NAMES("layer", "rms"), 0, norm.rms)
+#define MOE_NORM_KEYS                                                                                                \
+    MOE_NAME_KEY("norm", MOE_NAMES("none", "before", "after", "both"), MOE_NORM_NONE, norm_place), MOE_ANY_NORM_KEYS
 
 /* Define a kind of layer with moe_KIND_keys, moe_bind_KIND and moe_build_KIND that carries the listed rows. */
 #define MOE_LAYER_TYPE(name, places, kind, keep_source, ...) \
@@ -8660,8 +8620,6 @@ struct moe_layer_type {
       moe_bind_##kind,                                       \
       moe_build_##kind,                                      \
       keep_source }
-static const char *const moe_norm_places[] = { "none", "before", "after", "both", NULL };
-static const char *const moe_norm_kinds[] = { "layer", "rms", NULL };
 
 /* The tables of rotary positions. Models with two use the second in layers with a window (Gemma 3). */
 enum { MOE_ROTARIES = 2 };
@@ -8899,16 +8857,14 @@ static void moe_build_store(moe_builder *b, const moe_layer *layer, size_t k, mo
 
 /* ---- LSTM ---- */
 
-static const char *const moe_merges[] = { "concat", "sum", NULL };
-static const char *const moe_contexts[] = { "none", "previous", "current", NULL };
 static const moe_key moe_lstm_keys[] = {
     MOE_COUNT_KEY("hidden", 1, 0, hidden),
     MOE_FLAG_KEY("residual", 0, residual),
     MOE_COUNT_KEY("proj", 0, 0, lstm.proj),
     MOE_REAL_KEY("forget_bias", 100, 0, lstm.cell[0].forget_bias),
     MOE_FLAG_KEY("bidirectional", 0, lstm.bidirectional),
-    MOE_NAME_KEY("merge", moe_merges, 0, lstm.merge_sum),
-    MOE_NAME_KEY("context", moe_contexts, MOE_CONTEXT_NONE, lstm.context),
+    MOE_NAME_KEY("merge", MOE_NAMES("concat", "sum"), 0, lstm.merge_sum),
+    MOE_NAME_KEY("context", MOE_NAMES("none", "previous", "current"), MOE_CONTEXT_NONE, lstm.context),
 };
 enum { MOE_LSTM_R, MOE_LSTM_C };
 
@@ -8999,10 +8955,6 @@ static moe_node *moe_build_units(moe_builder *b, const moe_layer *layer, const m
 
 static const char *const moe_file_gates[] = { "softmax", "topk", "threshold", "sigmoid", NULL };
 static const char *const moe_empties[] = { "top1", "zero", NULL };
-static const char *const moe_outputs[] = { "none", "sigmoid", NULL };
-static const char *const moe_activations[] = { "relu", "none", NULL };
-static const char *const moe_expert_kinds[] = { "mlp", "linear", "gated", NULL };
-static const char *const moe_weights[] = { "chosen", "all", "sigmoid", NULL };
 _Static_assert(sizeof(moe_gate) == sizeof(int) && sizeof(moe_gate_weights) == sizeof(int),
                "names of keys are stored as int");
 static const moe_key moe_mixture_keys[] = {
@@ -9019,10 +8971,10 @@ static const moe_key moe_mixture_keys[] = {
       MOE_AT(mixture.gate.empty_zero) },
     MOE_COUNT_KEY("gate.hidden", 0, 0, mixture.units),
     MOE_FLAG_KEY("gate.relu", 0, mixture.relu_logits),
-    MOE_NAME_KEY("weights", moe_weights, 0, mixture.gate.weights),
-    MOE_NAME_KEY("expert", moe_expert_kinds, 0, mixture.kind),
-    MOE_NAME_KEY("activation", moe_activations, 0, mixture.no_relu),
-    MOE_NAME_KEY("output", moe_outputs, 1, mixture.sigmoid),
+    MOE_NAME_KEY("weights", MOE_NAMES("chosen", "all", "sigmoid"), 0, mixture.gate.weights),
+    MOE_NAME_KEY("expert", MOE_NAMES("mlp", "linear", "gated"), 0, mixture.kind),
+    MOE_NAME_KEY("activation", MOE_NAMES("relu", "none"), 0, mixture.no_relu),
+    MOE_NAME_KEY("output", MOE_NAMES("none", "sigmoid"), 1, mixture.sigmoid),
     MOE_REAL_KEY("scale", 1e6, 1, mixture.experts.scale),
     MOE_COUNT_KEY("shared", 0, 0, mixture.shared_hidden),
     MOE_NORM_KEYS,
@@ -9151,7 +9103,6 @@ static const moe_layer_type moe_mixture_type =
 
 /* ---- Multi-head attention: to a row's own sentence, or to the source ---- */
 
-static const char *const moe_head_norms[] = { "none", "before", "after", NULL };
 static const moe_key moe_heads_keys[] = {
     MOE_COUNT_KEY("heads", 1, 0, heads.heads),
     MOE_FLAG_KEY("raw", 0, heads.raw),
@@ -9159,7 +9110,7 @@ static const moe_key moe_heads_keys[] = {
     MOE_COUNT_KEY("head.size", 0, 0, heads.size),
     MOE_COUNT_KEY("window", 0, 0, heads.window),
     { "rotary", MOE_KEY_FLAG, NULL, 0, MOE_ROTARIES, 0, MOE_AT(heads.rotary), 0 },
-    MOE_NAME_KEY("head.norm", moe_head_norms, MOE_NORM_NONE, heads.norm),
+    MOE_NAME_KEY("head.norm", MOE_NAMES("none", "before", "after"), MOE_NORM_NONE, heads.norm),
     MOE_REAL_KEY("scale", 1e6, 0, heads.scale),
     MOE_COUNT_KEY("reach", 0, 0, heads.distances.reach),
     MOE_FLAG_KEY("gated", 0, heads.gated),
@@ -9422,15 +9373,12 @@ static const moe_layer_type moe_norm_type = MOE_LAYER_TYPE("norm", MOE_IN_SIDES,
 
 /* ---- GNMT's attention, which is not in the list of layers but runs between two of them ---- */
 
-static const char *const moe_scores[] = { "additive", "product", NULL };
-static const char *const moe_queries[] = { "state", "output", NULL };
-static const char *const moe_starts[] = { "query", "zero", NULL };
 static const moe_key moe_attention_keys[] = {
-    MOE_NAME_KEY("kind", moe_scores, -1, attention.product),
+    MOE_NAME_KEY("kind", MOE_NAMES("additive", "product"), -1, attention.product),
     MOE_COUNT_KEY("size", 1, 0, attention.size),
     MOE_COUNT_KEY("layer", 0, 0, attention.layer),
-    MOE_NAME_KEY("query", moe_queries, -1, attention.query_output),
-    MOE_NAME_KEY("start", moe_starts, 0, attention.start_zero),
+    MOE_NAME_KEY("query", MOE_NAMES("state", "output"), -1, attention.query_output),
+    MOE_NAME_KEY("start", MOE_NAMES("query", "zero"), 0, attention.start_zero),
 };
 enum { MOE_ATTENTION_KEYS, MOE_ATTENTION_VALUES, MOE_ATTENTION_QUERY, MOE_ATTENTION_CONTEXT };
 
@@ -9937,50 +9885,29 @@ moe_status moe_model_verify(const moe_model *m, moe_error *error) {
     return status;
 }
 
-static void moe_origin_close(const moe_origin *o) {
-    if (o->mapping) moe_unmap(o->mapping, o->mapped);
-    if (o->fd >= 0) moe_close_descriptor(o->fd);
-}
-
-/* Copy the origin's name, allocate the flags of verified pieces, and read a streamed file. */
-static moe_status moe_model_prepare(moe_model *m, const moe_origin *from, int verify, int stream, moe_error *error) {
-    const size_t length = from->name ? strlen(from->name) + 1 : 0;
+/* Copy the model's name, allocate the flags of verified pieces, and read a streamed file. */
+static moe_status moe_model_prepare(moe_model *m, const char *name, int verify, int stream, moe_error *error) {
+    const size_t length = name ? strlen(name) + 1 : 0;
     if (length) m->name = moe_allocate_zeroed(&m->allocator, length);
-    if (m->name) m->file.origin.name = memcpy(m->name, from->name, length);
+    if (m->name) m->file.origin.name = memcpy(m->name, name, length);
     if (length && !m->name) MOE_FAIL(MEMORY, "model", "out of memory for the model's name");
     if (verify >= 0) m->file.checked = moe_allocate_zeroed(&m->allocator, m->file.n_pieces * sizeof *m->file.checked);
     if (verify >= 0 && !m->file.checked) MOE_FAIL(MEMORY, "model", "out of memory for verifying tensors");
     return stream ? moe_file_stream(&m->file, error) : MOE_OK;
 }
 
-/* Create a model from a file that starts with data[held]. If data holds only the header, read the rest from the file of
- * `from`. Takes over the descriptor and mapping of `from` even on failure. */
-static moe_status moe_model_create(const moe_origin *from, const void *data, size_t bytes, size_t held,
-                                   const moe_model_params *params, moe_model **out, moe_error *error) {
-    moe_allocator a = moe_allocator_or_default(&params->allocator);
+/* Load a model that starts with data[held]. If data holds only the header, read the rest from the origin's file. */
+static moe_status moe_model_load(moe_model *m, const char *name, const void *data, size_t bytes, size_t held,
+                                 const moe_model_params *params, moe_error *error) {
     const int verify = params->verify;
-    moe_model *m = moe_allocate_zeroed(&a, sizeof *m);
-    if (!m) {
-        moe_origin_close(from);
-        MOE_FAIL(MEMORY, "model", "out of memory for the model");
-    }
-    m->self = m;
-    m->holders = 1;
-    m->allocator = a;
-    moe_status status = moe_file_parse(&m->file, data, bytes, held, &a, error);
-    m->file.origin = *from;
-    m->file.origin.name = NULL;
-    if (status == MOE_OK) status = moe_model_prepare(m, from, verify, params->stream, error);
+    moe_status status = moe_file_parse(&m->file, data, bytes, held, &m->allocator, error);
+    if (status == MOE_OK) status = moe_model_prepare(m, name, verify, params->stream, error);
     if (status == MOE_OK && (verify == 1 || (verify == 0 && bytes <= MOE_VERIFY_BYTES)))
         status = moe_model_verify(m, error);
     if (status == MOE_OK) status = moe_bind(m, error);
-    if (from->fd >= 0 && (status == MOE_OK || status == MOE_ERROR_FORMAT)) { /* changed rather than damaged */
-        const moe_status changed = moe_check_unchanged(&m->file, error);
-        if (changed) status = changed;
-    }
-    if (status != MOE_OK) return moe_model_close(m), status;
-    *out = m;
-    return MOE_OK;
+    if (status == MOE_OK || status == MOE_ERROR_FORMAT) /* changed rather than damaged */
+        MOE_TRY(moe_check_unchanged(&m->file, error));
+    return status;
 }
 
 /* Read `bytes` bytes of a model at offset `from`. Returns 0 or errno. */
@@ -9995,16 +9922,14 @@ static int moe_read_source(const moe_source *s, int fd, void *data, size_t bytes
 /* Copy a model to anonymous memory, which becomes the origin's mapping. */
 static moe_status moe_copy_source(const moe_source *s, size_t bytes, moe_origin *o, moe_error *error) {
     void *data = moe_map_memory(bytes);
-    int code = data ? 0 : errno;
-    if (!code) o->mapping = data, o->mapped = bytes;
-    if (!code) code = moe_read_source(s, o->fd, data, bytes, 0);
-    if (!code) moe_protect(data, bytes);
+    if (!data) MOE_FAIL(MEMORY, "copy", "cannot allocate memory for the model: %s", strerror(errno));
+    o->mapping = data, o->mapped = bytes;
+    const int code = moe_read_source(s, o->fd, data, bytes, 0);
+    if (code) MOE_FAIL(IO, "copy", "cannot read the model: %s", strerror(code));
+    moe_protect(data, bytes);
     if (o->fd >= 0) moe_close_descriptor(o->fd);
     o->fd = -1;
-    if (!code) return MOE_OK;
-    moe_origin_close(o);
-    return moe_fail(error, data ? MOE_ERROR_IO : MOE_ERROR_MEMORY, "copy", "cannot %s the model: %s",
-                    data ? "read" : "allocate memory for", strerror(code));
+    return MOE_OK;
 }
 
 /* Map the model in the origin's file. The mapping starts at the preceding page boundary. */
@@ -10012,30 +9937,24 @@ static moe_status moe_map_source(size_t bytes, moe_origin *o, moe_error *error) 
     const size_t skip = (size_t)(o->base % moe_map_alignment());
     o->mapped = bytes + skip;
     o->mapping = moe_map_file(o->fd, o->base - skip, o->mapped);
-    if (o->mapping) return MOE_OK;
-    const int code = errno;
-    moe_origin_close(o);
-    MOE_FAIL(IO, "mmap", "cannot map the file: %s", strerror(code));
+    if (!o->mapping) MOE_FAIL(IO, "mmap", "cannot map the file: %s", strerror(errno));
+    return MOE_OK;
 }
 
-/* Open a streamed model: read everything except the experts, which the header locates. */
-static moe_status moe_model_stream(const moe_source *s, const moe_origin *o, size_t bytes,
-                                   const moe_model_params *params, moe_model **out, moe_error *error) {
-    const moe_allocator a = moe_allocator_or_default(&params->allocator);
+/* Load a streamed model: read everything except the experts, which the header locates. */
+static moe_status moe_stream_source(const moe_source *s, moe_model *m, size_t bytes, const moe_model_params *params,
+                                    moe_error *error) {
+    const int fd = m->file.origin.fd;
     moe_header h = { .header_bytes = 0 };
-    int code = moe_read_source(s, o->fd, &h, moe_min(bytes, sizeof h), 0);
+    int code = moe_read_source(s, fd, &h, moe_min(bytes, sizeof h), 0);
     const size_t held = moe_min(bytes, moe_max(sizeof h, moe_min(MOE_MAX_HEADER, (size_t)h.header_bytes)));
-    char *header = a.allocate(a.user, held);
-    if (header && !code) code = moe_read_source(s, o->fd, header, held, 0);
-    if (header && !code) {
-        const moe_status status = moe_model_create(o, header, bytes, held, params, out, error);
-        moe_release(&a, header, held);
-        return status;
-    }
-    moe_origin_close(o);
-    moe_release(&a, header, held);
+    char *header = m->allocator.allocate(m->allocator.user, held);
     if (!header) MOE_FAIL(MEMORY, "header", "out of memory for a header of %zu bytes", held);
-    MOE_FAIL(IO, "header", "cannot read the file: %s", strerror(code));
+    if (!code) code = moe_read_source(s, fd, header, held, 0);
+    const moe_status status = code ? moe_fail(error, MOE_ERROR_IO, "header", "cannot read the file: %s", strerror(code))
+                                   : moe_model_load(m, s->name, header, bytes, held, params, error);
+    moe_release(&m->allocator, header, held);
+    return status;
 }
 
 /* Open or duplicate the descriptor of a model's file, and determine the size of the model. */
@@ -10044,24 +9963,22 @@ static moe_status moe_open_file(const moe_source *s, moe_origin *o, uint64_t *by
     if (o->fd < 0)
         MOE_FAIL(IO, "open", s->path ? "cannot open %s: %s" : "cannot use the descriptor%s: %s", s->path ? s->path : "",
                  strerror(errno));
-    moe_status status = MOE_OK;
-    if (!moe_file_state(o->fd, &o->opened)) status = moe_fail(error, MOE_ERROR_IO, "open", "not a regular file");
+    if (!moe_file_state(o->fd, &o->opened)) MOE_FAIL(IO, "open", "not a regular file");
     const uint64_t size = o->opened.bytes, rest = moe_less(size, s->offset);
-    if (!status && (s->offset > size || s->bytes > rest))
-        status = moe_fail(error, MOE_ERROR_FORMAT, "offset",
-                          "%" PRIu64 " bytes at offset %" PRIu64 " exceed the file, which has %" PRIu64 " bytes",
-                          s->bytes, s->offset, size);
+    if (s->offset > size || s->bytes > rest)
+        MOE_FAIL(FORMAT, "offset",
+                 "%" PRIu64 " bytes at offset %" PRIu64 " exceed the file, which has %" PRIu64 " bytes", s->bytes,
+                 s->offset, size);
     *bytes = s->bytes ? s->bytes : rest;
-    if (status) moe_close_descriptor(o->fd);
-    return status;
+    return MOE_OK;
 }
 
-static moe_status moe_open_source(const moe_source *s, const moe_model_params *params, moe_model **out,
-                                  moe_error *error) {
-    moe_origin o = { .name = s->name, .fd = -1, .shared = !s->path, .base = s->offset };
+static moe_status moe_open_source(const moe_source *s, const moe_model_params *params, moe_model *m, moe_error *error) {
+    moe_origin *o = &m->file.origin;
     const char *data = s->data ? (const char *)s->data + s->offset : NULL;
     const int file = !s->data && !s->read, copy = s->read || (params->copy && !params->stream);
     uint64_t bytes = s->bytes;
+    *o = (moe_origin){ .fd = -1, .shared = !s->path, .base = s->offset };
     if ((s->path != NULL) + (s->data != NULL) + (s->read != NULL) > 1)
         MOE_FAIL(ARGUMENT, "moe_source", "set only one of path, data and read");
     if (!file && params->stream) MOE_FAIL(ARGUMENT, "stream", "stream must be 0: only files can be streamed");
@@ -10069,17 +9986,14 @@ static moe_status moe_open_source(const moe_source *s, const moe_model_params *p
     if (!copy && (file ? s->offset : (uintptr_t)data) % MOE_ALIGN)
         MOE_FAIL(ARGUMENT, file ? "offset" : "data",
                  "the model must be aligned to %d bytes, unless it is copied (moe_model_params.copy)", MOE_ALIGN);
-    if (file) MOE_TRY(moe_open_file(s, &o, &bytes, error));
-    if (!bytes || bytes > SIZE_MAX / 2) {
-        moe_origin_close(&o);
-        MOE_FAIL(FORMAT, "offset 0", "empty or too large to map");
-    }
-    if (params->stream) return moe_model_stream(s, &o, (size_t)bytes, params, out, error);
-    if (copy) MOE_TRY(moe_copy_source(s, (size_t)bytes, &o, error));
-    else if (file) MOE_TRY(moe_map_source((size_t)bytes, &o, error));
-    if (copy) data = o.mapping;
-    else if (file) data = (const char *)o.mapping + (o.mapped - (size_t)bytes);
-    return moe_model_create(&o, data, (size_t)bytes, (size_t)bytes, params, out, error);
+    if (file) MOE_TRY(moe_open_file(s, o, &bytes, error));
+    if (!bytes || bytes > SIZE_MAX / 2) MOE_FAIL(FORMAT, "offset 0", "empty or too large to map");
+    if (params->stream) return moe_stream_source(s, m, (size_t)bytes, params, error);
+    if (copy) MOE_TRY(moe_copy_source(s, (size_t)bytes, o, error));
+    else if (file) MOE_TRY(moe_map_source((size_t)bytes, o, error));
+    if (copy) data = o->mapping;
+    else if (file) data = (const char *)o->mapping + (o->mapped - (size_t)bytes);
+    return moe_model_load(m, s->name, data, (size_t)bytes, (size_t)bytes, params, error);
 }
 
 moe_status moe_model_open_source_sized(const moe_source *given, size_t source_size,
@@ -10090,7 +10004,16 @@ moe_status moe_model_open_source_sized(const moe_source *given, size_t source_si
     MOE_TRY(moe_take_struct(&s, sizeof s, given, source_size, "moe_source", error));
     MOE_TRY(moe_take_struct(&params, sizeof params, given_params, size, "moe_model_params", error));
     if (!s.name) s.name = s.path;
-    return moe_named(s.name, moe_open_source(&s, &params, out, error), error);
+    const moe_allocator a = moe_allocator_or_default(&params.allocator);
+    moe_model *m = moe_allocate_zeroed(&a, sizeof *m);
+    if (!m) return moe_named(s.name, moe_fail(error, MOE_ERROR_MEMORY, "model", "out of memory for the model"), error);
+    m->self = m;
+    m->holders = 1;
+    m->allocator = a;
+    const moe_status status = moe_named(s.name, moe_open_source(&s, &params, m, error), error);
+    if (status != MOE_OK) return moe_model_close(m), status;
+    *out = m;
+    return MOE_OK;
 }
 
 moe_status moe_model_open_sized(const char *path, const moe_model_params *params, size_t size, moe_model **out,
@@ -10108,8 +10031,10 @@ moe_status moe_model_open_memory_sized(const void *data, size_t bytes, const moe
 
 void moe_model_close(moe_model *m) {
     if (!m || atomic_fetch_sub(&m->holders, 1) > 1) return;
-    moe_allocator a = m->allocator;
-    moe_origin_close(&m->file.origin);
+    const moe_allocator a = m->allocator;
+    const moe_origin *o = &m->file.origin;
+    if (o->mapping) moe_unmap(o->mapping, o->mapped);
+    if (o->fd >= 0) moe_close_descriptor(o->fd);
     moe_release(&a, m->name, m->name ? strlen(m->name) + 1 : 0);
     moe_release(&a, m->layers, (m->n_encoder + m->n_decoder + 1) * sizeof *m->layers);
     moe_release(&a, m->never, m->n_never * sizeof *m->never);
