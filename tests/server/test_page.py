@@ -322,6 +322,39 @@ def aligned_words_are_highlighted():
         page.wait("out.textContent === '' && $('routing').hidden")
 
 
+@page_test
+def doubtful_lines_are_underlined():
+    doubtful = "Colourless green ideas sleep furiously quodlibet."
+    text = f"Where is my book?\n\nThe dog sleeps. It rains.\n{doubtful}\n🏠 It rains."
+    with serving() as server, browsing() as browser, page_of(browser, server) as page:
+        page.run("source.value = 'en'; target.value = 'de'")
+        legend = "$('legend').textContent"
+        shown = page.translated(text)
+        wanted = server.translate(doubtful, details=True)[1]
+        low = wanted["details"]["confidence"]
+        assert low < 0.5 and shown == server.translate(text)[1]["translatedText"]
+        percent = f"{round(100 * low)} %"
+        marks = "[...out.querySelectorAll('.doubt')].map(x => [x.textContent, x.title])"
+        assert page.run(marks) == [[wanted["translatedText"], f"{percent} likely to be right"]], page.run(marks)
+        assert page.run("getComputedStyle(out.querySelector('.doubt')).textDecorationStyle") == "wavy"
+        assert page.run(legend) == f"Underlined: less than 50 % likely to be right (line 4: {percent}).", page.run(legend)
+        assert page.run("out.style.borderInlineStart") == ""
+        page.run("[...out.querySelectorAll('.doubt .word')][0].onmouseenter()")  # words of marked lines remain linked
+        assert page.run("mirror.querySelectorAll('.on').length") == 1
+        page.run("$('others').querySelector('button').click()")  # an alternative, whose confidence is unknown
+        assert page.run(f"{legend} + out.querySelectorAll('.doubt').length") == "0"
+        assert page.translated("It rains. It rains.") == "Es regnet. Es regnet."
+        assert page.run(f"{legend} + out.querySelectorAll('.doubt').length") == "0"
+        assert page.translated(doubtful) == wanted["translatedText"]  # one line has a coloured edge
+        assert page.run(f"{legend} + out.title") == f"{percent} likely to be right"
+        assert page.run("out.style.borderInlineStart").startswith("0.3rem solid")
+        with pretending(server) as without, page_of(browser, without) as other:  # a model without a table
+            details = {"score": -1, "alignment": []}
+            without.answer = 200, json.dumps({"translatedText": "a\nb", "alternatives": [], "details": details})
+            assert other.translated("It rains.\nIt rains.") == "a\nb"
+            assert other.run(f"{legend} + out.title + out.style.borderInlineStart") == ""
+
+
 # ---- Other pages ----
 
 SEND = """(async () => {

@@ -156,6 +156,14 @@ def alternatives_details_and_languages_are_returned():
         assert len(answer["alternatives"]) == 2 and answer["translatedText"] not in answer["alternatives"]
         assert answer["detectedLanguage"]["language"] == "en" and 0 <= answer["detectedLanguage"]["confidence"] <= 100
         assert [19 - 4 - 3, 16] == answer["details"]["alignment"][-2][:2] or answer["details"]["alignment"]
+        lines = ["Where is my book?", "It rains.", "The dog sleeps."]
+        text = " ".join(lines[:2]) + "\n\n" + lines[2]
+        answer = server.translate(text, details=True)[1]
+        parts = {answer["translatedText"][a:b]: p for a, b, p in answer["details"]["parts"]}
+        for line in lines:
+            single = server.translate(line, details=True)[1]
+            assert parts.pop(single["translatedText"]) == single["details"]["confidence"], (line, answer)
+        assert not parts, parts
         _, answers = server.ask("/translate", {"q": LINES[:2], "source": "auto", "target": "de", "alternatives": 1})
         assert [len(x) for x in answers["alternatives"]] == [1, 1] and len(answers["detectedLanguage"]) == 2
         assert server.ask("/detect", {"q": "Wo ist mein Buch geblieben?"})[1][0]["language"] == "de"

@@ -164,8 +164,23 @@ static int64_t characters(const ruler *r, size_t at) {
     return r->marks[at / 64] + (int64_t)text_utf8_count(r->text + at / 64 * 64, at % 64);
 }
 
-/* Write {"score": ..., "confidence": ..., "alignment": [[begin, end, begin, end], ...]} with character positions in
- * both texts. */
+/* Write [[begin, end, confidence], ...] of the parts, with character positions in the translation. */
+static void write_parts(json *j, const ruler *target, const moetext_result *result) {
+    json_open(j, "parts", '[');
+    for (size_t i = 0; i < result->n_parts; i++) {
+        const double confidence = moetext_part_confidence(result, i);
+        if (confidence < 0) continue;
+        json_open(j, NULL, '[');
+        json_whole(j, NULL, characters(target, result->parts[i].begin));
+        json_whole(j, NULL, characters(target, result->parts[i].end));
+        json_digits(j, NULL, confidence, 3);
+        json_close(j, ']');
+    }
+    json_close(j, ']');
+}
+
+/* Write {"score": ..., "confidence": ..., "parts": [...], "alignment": [[begin, end, begin, end], ...]} with character
+ * positions in both texts. */
 static void write_details(text_item *item, const moetext_result *result) {
     const moetext_hypothesis *best = &result->hypotheses[0];
     const double confidence = moetext_confidence(result);
@@ -176,6 +191,7 @@ static void write_details(text_item *item, const moetext_result *result) {
     json_open(&j, NULL, '{');
     json_float(&j, "score", best->score);
     if (confidence >= 0) json_digits(&j, "confidence", confidence, 3);
+    if (confidence >= 0 && known) write_parts(&j, &target, result);
     json_open(&j, "alignment", '[');
     for (size_t i = 0; known && i < best->n_links; i++) {
         const moetext_link *link = &best->links[i];

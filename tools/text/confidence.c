@@ -112,3 +112,22 @@ double moetext_confidence(const moetext_result *r) {
     const int64_t thousandths = (text_confidence_at(t.values, t.probabilities, t.n, value) + 500) / 1000;
     return (double)thousandths / 1000;
 }
+
+double moetext_part_confidence(const moetext_result *r, size_t i) {
+    if (!r->parts || i >= r->n_parts || !r->n_hypotheses) return -1;
+    const moetext_part *p = &r->parts[i];
+    const moetext_hypothesis *best = r->hypotheses;
+    const size_t ids = i ? r->part_ends[i - 1] : 0, logprobs = i ? p[-1].logprobs_end : 0;
+    const moetext_hypothesis own = { .logprob = p->logprob,
+                                     .reverse = p->reverse,
+                                     .looped = p->looped,
+                                     .n_logprobs = p->logprobs_end - logprobs,
+                                     .token_logprobs = best->token_logprobs + logprobs };
+    moetext_result one = *r;
+    one.status = MOE_OK, one.flags = p->flags;
+    one.n_source_ids = r->part_ends[i] - ids;
+    one.hypotheses = &own, one.n_hypotheses = 1;
+    one.n_notes = 0;
+    for (size_t k = 0; k < r->n_notes; k++) one.n_notes += r->notes[k].part == i;
+    return moetext_confidence(&one);
+}

@@ -411,6 +411,8 @@ typedef struct unit {
     text_notes notes;
     moetext_match *matches; /* [n_matches] */
     size_t n_matches, match_capacity;
+    moetext_part *pieces; /* [n_pieces] of the joined parts */
+    size_t n_pieces, piece_capacity;
 } unit;
 
 typedef struct row {
@@ -559,6 +561,7 @@ static void unit_free(unit *u) {
     sequence_free(&u->source);
     free(u->drafted);
     free(u->matches);
+    free(u->pieces);
     free(u);
 }
 
@@ -576,7 +579,9 @@ static unit *unit_new(moetext *t, const moetext_request *q) {
                  .joined = u->joined,
                  .notes = u->notes,
                  .matches = u->matches,
-                 .match_capacity = u->match_capacity };
+                 .match_capacity = u->match_capacity,
+                 .pieces = u->pieces,
+                 .piece_capacity = u->piece_capacity };
     if (q->place) *q->place = u;
     return t->units = u;
 }
@@ -1068,12 +1073,32 @@ static moe_status match_part(unit *u, const part *p) {
     return text_add(&u->matches, &u->n_matches, &u->match_capacity, &match, 1, sizeof match, NULL);
 }
 
+/* Return MOETEXT_CUT, MOETEXT_TRUNCATED and MOETEXT_KEPT of a part. */
+static unsigned flags_of(const unit *u, const part *p) {
+    const text_job *job = &p->job;
+    const int cut = p->found.n && !p->found.each->sums.finished && u->request.task != MOETEXT_SCORE;
+    return (cut ? MOETEXT_CUT : 0u) | (!job->cut ? 0u : text_job_keeps_source(job) ? MOETEXT_KEPT : MOETEXT_TRUNCATED);
+}
+
+/* Describe the translation of a part that has been joined. */
+static moe_status add_piece(unit *u, const part *p) {
+    const hypothesis *all = u->joined.each, *own = p->found.n ? p->found.each : NULL;
+    const size_t length = own ? own->text.length : 0;
+    const moetext_part piece = { .begin = all->text.length - length,
+                                 .end = all->text.length,
+                                 .logprobs_end = all->sums.n_logprobs,
+                                 .logprob = own ? own->sums.logprob : 0,
+                                 .reverse = own ? own->sums.reverse : 0,
+                                 .looped = own ? own->sums.looped : 0,
+                                 .flags = flags_of(u, p) | (p->job.blank ? MOETEXT_BLANK : 0u) };
+    return text_add(&u->pieces, &u->n_pieces, &u->piece_capacity, &piece, 1, sizeof piece, NULL);
+}
+
 static void describe_part(unit *u, const part *p) {
     const text_job *job = &p->job;
     const int found = p->found.n > 0;
     if (job->failed && !u->status) u->status = job->status;
-    if (job->cut) u->flags |= text_job_keeps_source(job) ? MOETEXT_KEPT : MOETEXT_TRUNCATED;
-    if (found && !p->found.each->sums.finished && u->request.task != MOETEXT_SCORE) u->flags |= MOETEXT_CUT;
+    u->flags |= flags_of(u, p);
     u->found |= found;
     u->translated += found && !job->blank;
     u->blank += (size_t)(job->blank && (!found || job->verbatim));
@@ -1089,7 +1114,7 @@ static moe_status join_part(unit *u, const part *p) {
     if (!status) status = add_end(&u->source);
     if (!status) status = widen(u, p->found.n ? p->found.n : 1);
     for (size_t k = 0; k < u->joined.n && !status; k++) status = join_hypothesis(u, p, k);
-    return status;
+    return status ? status : add_piece(u, p);
 }
 
 /* Set the status, flags and messages of a result. The message is the first failure, else the first remark. Return 0 if
@@ -1155,6 +1180,7 @@ static void deliver(moetext *t, unit *u) {
     r.part_ends = u->source.ends;
     r.hypotheses = t->hypotheses;
     r.n_hypotheses = n;
+    r.parts = n ? u->pieces : NULL;
     if (u->dropped) refuse(t, &u->request, MOE_ERROR_CANCELLED, "cancelled by the caller");
     else if (lost) refuse(t, &u->request, MOE_ERROR_MEMORY, "out of memory");
     else t->done(t->user, &r);

@@ -477,6 +477,15 @@ typedef struct moetext_note {
     const char *message; /* one line */
 } moetext_note;
 
+/* A part of a text: a line, or a sentence of a long line. */
+typedef struct moetext_part {
+    size_t begin, end;      /* of its best translation, in the text of the best hypothesis */
+    size_t logprobs_end;    /* end of the part in token_logprobs of the best hypothesis */
+    float logprob, reverse; /* as in moetext_hypothesis */
+    int looped;             /* as in moetext_hypothesis */
+    unsigned flags;         /* MOETEXT_CUT | MOETEXT_TRUNCATED | MOETEXT_KEPT | MOETEXT_BLANK */
+} moetext_part;
+
 /* Flags of a result. */
 enum {
     MOETEXT_SPLIT = 1,      /* the text was translated in parts (see below) */
@@ -516,12 +525,15 @@ typedef struct moetext_result {
     size_t n_matches;
     const moetext_match *matches;                  /* [n_matches] of the parts that were found in a memory */
     const char *source_language, *target_language; /* as requested or detected; NULL or "" if unknown */
+    const moetext_part *parts;                     /* [n_parts]; NULL if no model translated the text */
 } moetext_result;
 
 /* Return the probability, 0 to 1 in thousandths, that the best translation of a result is right: that its chrF against
  * a reference would be at least 60. Return -1 if nothing was translated, if two models translated, or if the model file
  * has no table for it (moe-calibrate --confidence). */
 double moetext_confidence(const moetext_result *result);
+/* Return the same for one part of the text. */
+double moetext_part_confidence(const moetext_result *result, size_t part);
 
 /* Fill *request with the next text, and return MOE_PULL_REQUEST, MOE_PULL_END, MOE_PULL_LATER or MOE_PULL_CANCEL (stop
  * and drop all work). If `wait` is 0, other texts are in progress, so return MOE_PULL_LATER rather than block. */

@@ -67,7 +67,7 @@ class Result(ctypes.Structure):
                 ("between", c_void_p), ("between_length", c_size_t), ("between_language", c_char_p),
                 ("n_notes", c_size_t), ("notes", POINTER(Note)), ("model_path", c_char_p), ("between_path", c_char_p),
                 ("n_matches", c_size_t), ("matches", c_void_p), ("source_language", c_char_p),
-                ("target_language", c_char_p)]
+                ("target_language", c_char_p), ("parts", c_void_p)]
 
 
 class Local(ctypes.Structure):
