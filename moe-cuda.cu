@@ -1698,6 +1698,12 @@ MOE_DEVICE void moe_fill_slot_row(const moe_searching *a, const moe_slot *slot, 
     a->destination[row] = moe_token_place(slot, live->last);
 }
 
+MOE_DEVICE size_t moe_slot_rows(const moe_slot *slot) {
+    size_t rows = 0;
+    for (size_t h = 0; slot->active && h < slot->n_live; h++) rows += (size_t)!slot->live[h].ended;
+    return rows;
+}
+
 /* Like moe_fill_frame, in one block. Filler rows follow the live rows and start a sentence without source tokens. */
 __global__ void moe_k_fill(moe_searching a, int rows) {
     const int t = (int)threadIdx.x, begin = moe_share(a.slots, t), end = moe_share(a.slots, t + 1);

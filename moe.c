@@ -2813,7 +2813,8 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
  *
  * and MOE_ISA_OUTPUTS, the number of outputs in a tile of a float matrix and the maximum n of put. If the lanes are in
  * several registers, MOE_ISA_REGISTERS is their number instead. This section then defines all of these but code_sums
- * with the same operations on a register, moe_register_OPERATION_ISA, without n; `codes` receives all registers.
+ * with the same operations on a register, moe_register_OPERATION_ISA, without n; `codes` receives all registers, and
+ * moe_register_math_ISA(op) is add, sub, mul or div.
  * MOE_ISA_FETCH(type, w) prefetches weights.
  *
  * Quantised tiles of x86: moe_ints_BITS is a register of MOE_ISA_BITS bits with the sums of 8 or 16 outputs. Operations
@@ -2855,10 +2856,10 @@ typedef struct V {
         MOE_UNROLL_FOR (size_t i = 0; i < MOE_ISA_REGISTERS; i++) v.at[i] = value; \
         return v;                                                                  \
     }
-MOE_EACH(add, (V a, V b), R(add)(a.at[i], b.at[i]))
-MOE_EACH(sub, (V a, V b), R(sub)(a.at[i], b.at[i]))
-MOE_EACH(mul, (V a, V b), R(mul)(a.at[i], b.at[i]))
-MOE_EACH(div, (V a, V b), R(div)(a.at[i], b.at[i]))
+MOE_EACH(add, (V a, V b), R(math)(add)(a.at[i], b.at[i]))
+MOE_EACH(sub, (V a, V b), R(math)(sub)(a.at[i], b.at[i]))
+MOE_EACH(mul, (V a, V b), R(math)(mul)(a.at[i], b.at[i]))
+MOE_EACH(div, (V a, V b), R(math)(div)(a.at[i], b.at[i]))
 MOE_EACH(and, (V a, V b), R(and)(a.at[i], b.at[i]))
 MOE_EACH(or, (V a, V b), R(or)(a.at[i], b.at[i]))
 MOE_EACH(xor, (V a, V b), R(xor)(a.at[i], b.at[i]))
@@ -2884,15 +2885,15 @@ MOE_ISA_INLINE void L(store)(float *y, V v, size_t n) {
 
 /* Combine the registers of v in the order of the fixed tree. */
 #if MOE_ISA_REGISTERS == 2
-#define MOE_FOLD(op, v) R(op)((v).at[0], (v).at[1])
+#define MOE_FOLD(op, v) op((v).at[0], (v).at[1])
 #else
-#define MOE_FOLD(op, v) R(op)(R(op)((v).at[0], (v).at[2]), R(op)((v).at[1], (v).at[3]))
+#define MOE_FOLD(op, v) op(op((v).at[0], (v).at[2]), op((v).at[1], (v).at[3]))
 #endif
-MOE_ISA_INLINE float L(join)(V v) { return R(join)(MOE_FOLD(add, v)); }
-MOE_ISA_INLINE float L(largest_bits)(V v) { return R(largest_bits)(MOE_FOLD(max_bits, v)); }
+MOE_ISA_INLINE float L(join)(V v) { return R(join)(MOE_FOLD(R(math)(add), v)); }
+MOE_ISA_INLINE float L(largest_bits)(V v) { return R(largest_bits)(MOE_FOLD(R(max_bits), v)); }
 MOE_ISA_INLINE float L(largest)(V v) {
     float lane[MOE_WIDTH];
-    R(store)(lane, MOE_FOLD(max, v));
+    R(store)(lane, MOE_FOLD(R(max), v));
     return moe_max_portable(lane, MOE_WIDTH);
 }
 MOE_ISA_INLINE float L(max_few)(const float *x, size_t n) { return moe_max_portable(x, n); }
@@ -3548,10 +3549,7 @@ typedef __m256 moe_register_avx2;
 #define moe_register_of_avx2 _mm256_set1_ps
 #define moe_register_load_avx2 _mm256_loadu_ps
 #define moe_register_store_avx2 _mm256_storeu_ps
-#define moe_register_add_avx2 _mm256_add_ps
-#define moe_register_sub_avx2 _mm256_sub_ps
-#define moe_register_mul_avx2 _mm256_mul_ps
-#define moe_register_div_avx2 _mm256_div_ps
+#define moe_register_math_avx2(op) _mm256_##op##_ps
 #define moe_register_and_avx2 _mm256_and_ps
 #define moe_register_or_avx2 _mm256_or_ps
 #define moe_register_xor_avx2 _mm256_xor_ps
@@ -4136,14 +4134,13 @@ MOE_AMX_TARGET MOE_INLINE void moe_amx_add_block(const moe_linear *l, const size
     __asm__ volatile("" : : "r"(sums) : "memory");
     for (size_t i = 0; i < tiles; i++) {
         const size_t row = rows[high > 1 && i % 2], part_block = block + (i >> (high - 1));
-        const char *at = l->scales ? (const char *)(l->scales + row) : (const char *)(scales + row * code_bytes);
+        const int8_t *at = l->scales ? (const int8_t *)(l->scales + row) : scales + row * code_bytes;
         moe_f32x16 part = { 0 };
         if (w->parts) MOE_AMX_PARTS(part, w->parts + (part_block * (w->cols_padded / 64) + k / 64) * side_bytes);
         for (size_t r = 0; r < height; r++, at += stride) {
             const moe_i32x16 *sum = (const void *)(sums[i] + r * 16);
             moe_f32x16 *to = (void *)(floats[i] + r * 16);
-            float scale;
-            memcpy(&scale, at, sizeof scale);
+            const float scale = moe_block_scale(at);
             if (w->parts) *to = *to + __builtin_convertvector(*sum, moe_f32x16) * (part * scale);
             else *to = *to + __builtin_convertvector(*sum, moe_f32x16) * scale;
         }
@@ -4250,10 +4247,7 @@ typedef float32x4_t moe_register_neon;
 #define moe_register_of_neon vdupq_n_f32
 #define moe_register_load_neon vld1q_f32
 #define moe_register_store_neon vst1q_f32
-#define moe_register_add_neon vaddq_f32
-#define moe_register_sub_neon vsubq_f32
-#define moe_register_mul_neon vmulq_f32
-#define moe_register_div_neon vdivq_f32
+#define moe_register_math_neon(op) v##op##q_f32
 #define moe_register_and_neon(a, b) MOE_BITS_NEON(vandq_u32, a, b)
 #define moe_register_or_neon(a, b) MOE_BITS_NEON(vorrq_u32, a, b)
 #define moe_register_xor_neon(a, b) MOE_BITS_NEON(veorq_u32, a, b)
@@ -4619,10 +4613,7 @@ typedef v128_t moe_register_simd128;
 #define moe_register_of_simd128 wasm_f32x4_splat
 #define moe_register_load_simd128 wasm_v128_load
 #define moe_register_store_simd128 wasm_v128_store
-#define moe_register_add_simd128 wasm_f32x4_add
-#define moe_register_sub_simd128 wasm_f32x4_sub
-#define moe_register_mul_simd128 wasm_f32x4_mul
-#define moe_register_div_simd128 wasm_f32x4_div
+#define moe_register_math_simd128(op) wasm_f32x4_##op
 #define moe_register_and_simd128 wasm_v128_and
 #define moe_register_or_simd128 wasm_v128_or
 #define moe_register_xor_simd128 wasm_v128_xor
@@ -7024,26 +7015,9 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_node *t) {
     }
 }
 
-/* SSRU (Kim et al. 2019, D19-5632): c' = f c + (1 - f) u, y = relu(c'). c is the gathered row of the previous step.
- * Rows of given tokens, which follow their sentence's first row, take c from the row above; no product reads c. */
+/* SSRU (Kim et al. 2019, D19-5632): c' = f c + (1 - f) u, y = relu(c'). c is the gathered row of the previous step. */
 static moe_node *moe_op_ssru(moe_graph *g, moe_node *u, moe_node *f, moe_node *c, const char *name) {
     return MOE_ADD_NODE(g, name, .op = MOE_OP_SSRU, .src = { u, f, c }, .cols = 2 * u->cols);
-}
-
-static void moe_compute_ssru_row(const moe_run *run, const moe_node *t, size_t row) {
-    const int32_t *parents = run->frame->beam.parents;
-    const float *c = moe_row_of(t->src[2], row);
-    const size_t n = t->cols / 2;
-    if (parents[row] == MOE_ROW_ABOVE) return; /* the loop for the sentence's first row computes this row */
-    do {
-        const float *u = moe_row_of(t->src[0], row), *f = moe_row_of(t->src[1], row);
-        float *y = moe_row_of(t, row);
-        for (size_t i = 0; i < n; i++) {
-            y[n + i] = f[i] * c[i] + (1.0f - f[i]) * u[i];
-            y[i] = y[n + i] < 0.0f ? 0.0f : y[n + i];
-        }
-        c = y + n;
-    } while (++row < run->frame->rows && parents[row] == MOE_ROW_ABOVE);
 }
 
 /* Add a node for the mean of a sentence's rows so far. Its `sum` is carried from step to step like the c of an SSRU. */
@@ -7051,21 +7025,26 @@ static moe_node *moe_op_average(moe_graph *g, moe_node *x, moe_node *sum, const 
     return MOE_ADD_NODE(g, name, .op = MOE_OP_AVERAGE, .src = { x, sum }, .cols = 2 * x->cols);
 }
 
-static void moe_compute_average_row(const moe_run *run, const moe_node *t, size_t row) {
+/* Compute a row of an SSRU or, without f, of a mean. Rows of given tokens, which follow their sentence's first row,
+ * take c from the row above; no product reads c. */
+static void moe_compute_ssru_row(const moe_run *run, const moe_node *t, size_t row) {
     const int32_t *parents = run->frame->beam.parents;
-    const float *sum = moe_row_of(t->src[1], row);
+    const moe_node *forget = t->src[2] ? t->src[1] : NULL;
+    const float *c = moe_row_of(forget ? t->src[2] : t->src[1], row);
     const size_t n = t->cols / 2;
     if (parents[row] == MOE_ROW_ABOVE) return; /* the loop for the sentence's first row computes this row */
     do {
-        const float *x = moe_row_of(t->src[0], row), count = (float)(run->frame->positions[row] + 1);
+        const float *u = moe_row_of(t->src[0], row), *f = forget ? moe_row_of(forget, row) : NULL;
+        const float count = (float)(run->frame->positions[row] + 1);
         float *y = moe_row_of(t, row);
         for (size_t i = 0; i < n; i++) {
-            y[n + i] = sum[i] + x[i];
-            y[i] = y[n + i] / count;
+            y[n + i] = f ? f[i] * c[i] + (1.0f - f[i]) * u[i] : c[i] + u[i];
+            y[i] = !f ? y[n + i] / count : y[n + i] < 0.0f ? 0.0f : y[n + i];
         }
-        sum = y + n;
+        c = y + n;
     } while (++row < run->frame->rows && parents[row] == MOE_ROW_ABOVE);
 }
+#define moe_compute_average_row moe_compute_ssru_row
 
 /* Add Gated DeltaNet for x. A row is [y | convolved q, k, v | decay of each head | beta of each head]. Rows of given
  * tokens, which follow their sentence's first row, continue its state in this run. */
@@ -9760,16 +9739,12 @@ static void moe_read_never(moe_reader *r, moe_model *m) {
             (int32_t)(i < m->n_suppressed ? moe_meta_int(suppressed, i) : moe_meta_int(never, i - m->n_suppressed));
 }
 
-/* Return 1 if n numbers are integers in [0, end), end <= 2^30. The loop over a block has no branches. */
+/* Return 1 if n numbers are integers in [0, end), end <= 2^30. The loop has no branches. */
 static int moe_are_whole(const float *v, size_t n, size_t end) {
-    enum { BLOCK = 256 };
     const float most = (float)end, exact = 1 << 23; /* larger floats are integers; adding `exact` rounds others */
-    size_t at = 0;
     int fine = 1;
-    for (; at + BLOCK <= n; at += BLOCK)
-        for (size_t i = at; i < at + BLOCK; i++)
-            fine &= (v[i] >= 0) & (v[i] < most) & (((v[i] + exact) - exact == v[i]) | (v[i] >= exact));
-    for (; at < n; at++) fine &= v[at] >= 0 && v[at] < most && (float)(int32_t)v[at] == v[at];
+    for (size_t i = 0; i < n; i++)
+        fine &= (v[i] >= 0) & (v[i] < most) & (((v[i] + exact) - exact == v[i]) | (v[i] >= exact));
     return fine;
 }
 
@@ -10383,12 +10358,6 @@ MOE_SHARED void moe_slot_begin(moe_slot *slot) {
     for (size_t i = 0; i < MOE_LOOP_WIDEST; i++) slot->repeats[i] = 0;
     slot->live[0] = first;
     slot->n_live = 1;
-}
-
-MOE_SHARED size_t moe_slot_rows(const moe_slot *slot) {
-    size_t rows = 0;
-    for (size_t h = 0; slot->active && h < slot->n_live; h++) rows += (size_t)!slot->live[h].ended;
-    return rows;
 }
 
 /* Return the decoder's input for a hypothesis at `position`, counted in steps. */
@@ -12718,19 +12687,14 @@ static moe_status moe_check_pages(const moe_session *s, const moe_request *q, mo
 static int moe_must_decode(moe_session *s, size_t at) {
     const moe_request *q = &s->tickets[at].request;
     const moe_hypothesis nothing = { .ids = NULL };
+    const int empty =
+        s->model->kind != MOE_MODEL_LANGUAGE && !q->n_source && !(q->target && !q->raw && moe_source_extra(s->model));
     moe_error why = { MOE_OK, "", "" };
-    if (moe_check_request(s, q, &why)) {
+    if (moe_check_request(s, q, &why) || (!empty && moe_check_pages(s, q, &why)))
         moe_refuse(s, at, why.code, why.message);
-        return 0;
-    }
-    if (s->model->kind == MOE_MODEL_LANGUAGE || q->n_source || (q->target && !q->raw && moe_source_extra(s->model))) {
-        if (!moe_check_pages(s, q, &why)) return 1;
-        moe_refuse(s, at, why.code, why.message);
-        return 0;
-    }
-    /* An empty source has an empty translation. */
-    moe_hand_over(s, at, (moe_result){ q->user, MOE_OK, "", 1, &nothing }, NULL);
-    return 0;
+    else if (empty) /* an empty source has an empty translation */
+        moe_hand_over(s, at, (moe_result){ q->user, MOE_OK, "", 1, &nothing }, NULL);
+    return !empty && why.code == MOE_OK;
 }
 
 /* Copy the constraints of a sentence, and raise its length limit to fit them, the given tokens and the end token. */
