@@ -11,7 +11,7 @@
  * one fixed tree. Adding a product of zeros leaves a lane unchanged, so tiles are padded with zeros. Quantised products
  * are integers, so any order gives the exact sum. cuBLAS multiplies many rows, a dp4a kernel multiplies few.
  *
- * The device stores weights as row-major codes [rows padded to 16, columns padded to 64], with Q4 and Q4M expanded to
+ * The device stores weights as row-major codes [rows padded to 16, columns padded to 64], with Q4 to Q2 expanded to
  * int8. If not all experts fit, missing ones are uploaded on demand. States and hypotheses are on the device too. The
  * host uploads the ids of each sentence, downloads the next step's number of rows after each step, and the results at
  * the end. For a classifier, it uploads each step's inputs and downloads the best classes. Beam search uses the
@@ -180,7 +180,7 @@ struct moe_device : moe_step_rows {
     cudaEvent_t landed[2];
     int next_stage;
     size_t uploaded, announced, bound_bytes; /* bytes; bound_bytes: uploads during binding */
-    int8_t *subs;                            /* sides of one Q4 or Q4M matrix */
+    int8_t *subs;                            /* sides of one matrix */
     moe_known *known;
     size_t n_known, known_capacity;
     /* graphs */
@@ -243,7 +243,7 @@ struct moe_device : moe_step_rows {
 };
 
 static size_t moe_longest(const moe_graph *g) { return moe_max(g->max_source, g->max_target); }
-static_assert(MOE_TYPE_COUNT == 7,
+static_assert(MOE_TYPE_COUNT == 9,
               "add a new number format to moe_quantised, moe_weight, moe_lift_matrix, moe_data_bytes");
 static int moe_quantised(moe_type type) { return type >= MOE_TYPE_Q8; }
 
@@ -565,18 +565,17 @@ __global__ void moe_k_unpack_q8(const uint32_t *from, size_t first_unit, size_t 
     }
 }
 
-/* Expand bytes of two codes from the Q4 layout [n/16][k/8][16][4]. Every 64 columns have `sides` rows of subs and, for
- * Q4M, mids. */
-__global__ void moe_k_unpack_q4(const uint8_t *from, size_t first_byte, size_t bytes, size_t cols_padded,
-                                const int8_t *subs, size_t sides, int8_t *to) {
-    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, at = first_byte + i, units = cols_padded / 8;
-    if (i < bytes) {
-        const size_t block = at / (units * 64), unit = at / 64 % units, row = at / 4 % 16, col = unit * 8 + at % 4;
-        const int8_t *side = subs + ((block * (cols_padded / 64) + col / 64) * sides + col / 32 % 2) * 16 + row;
+/* Expand groups of 32 columns of a row from the layout of Q4, Q3 or Q2; `from` starts with the group `first` of 16
+ * rows. Every 64 columns have `sides` rows of subs and, for Q4M, mids. */
+__global__ void moe_k_unpack(const uint8_t *from, size_t first, size_t n, size_t bits, size_t cols_padded,
+                             const int8_t *subs, size_t sides, int8_t *to) {
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, group = first + i / 16, groups = cols_padded / 32;
+    if (i < n) {
+        const uint8_t *at = from + i / 16 * 64 * bits + i % 16 * 4;
+        const int8_t *side = subs + (group / 2 * sides + group % 2) * 16 + i % 16;
         const int sub = side[0], mid = sides > 2 ? side[32] : 0;
-        int8_t *out = to + (block * 16 + row) * cols_padded + col;
-        out[0] = (int8_t)(((from[i] & 15) - 8) * sub + mid);
-        out[4] = (int8_t)(((from[i] >> 4) - 8) * sub + mid);
+        int8_t *out = to + (group / groups * 16 + i % 16) * cols_padded + group % groups * 32;
+        for (size_t c = 0; c < 32; c++) out[c] = (int8_t)(moe_level(at + c % 4, bits, c / 4) * sub + mid);
     }
 }
 
@@ -1892,14 +1891,14 @@ static void moe_lift_matrix(moe_device *d, const moe_matrix *m, char *to) {
     for (size_t at = 0, n; at < bytes && d->status == MOE_OK; at += n) {
         const int i = d->next_stage;
         char *landing;
-        n = moe_min(bytes - at, MOE_STAGE_BYTES);
+        n = moe_min(bytes - at, MOE_STAGE_BYTES - MOE_STAGE_BYTES % (64 * m->bits)); /* whole groups of 32 columns */
         landing = moe_lift(d, (const char *)m->data + at, n, NULL);
         if (m->bits == 8)
             MOE_LAUNCH(d, moe_k_unpack_q8, moe_divide_up(n / 4, 256), 256, (const uint32_t *)(void *)landing, at / 4,
                        n / 4, stride, (int8_t *)to);
         else
-            MOE_LAUNCH(d, moe_k_unpack_q4, moe_divide_up(n, 256), 256, (const uint8_t *)(void *)landing, at, n, stride,
-                       d->subs, m->sides, (int8_t *)to);
+            MOE_LAUNCH(d, moe_k_unpack, moe_divide_up(n / (4 * m->bits), 256), 256, (const uint8_t *)(void *)landing,
+                       at / (64 * m->bits), n / (4 * m->bits), m->bits, stride, d->subs, m->sides, (int8_t *)to);
         MOE_CUDA_TRY(d, cudaEventRecord(d->landed[i], d->stream));
     }
     moe_upload_to(d, to + codes, m->scales, rows * sizeof(float));

@@ -10,7 +10,7 @@
  *    6. Frames                 the arguments of a run
  *    7. Devices                the device interface
  *    8. Elementary functions   exp, log, tanh, sigmoid, gelu, softplus with equal results on every machine
- *    9. Number formats         byte layouts of F32, F16, BF16, Q8, Q4, Q4M and Q8B matrices
+ *    9. Number formats         byte layouts of F32, F16, BF16, Q8, Q8B, Q4, Q4M, Q3 and Q2 matrices
  *   10. Kernels: portable      reference kernels; the results of all others must match bit for bit
  *   11. Kernels: shared        float loops and quantised x86 tiles, compiled once per instruction set
  *   12. Kernels: AVX2          AVX2, AVX2 with VNNI
@@ -57,7 +57,7 @@
  *   Plan and run           moe_graph_run
  *   Graph, Threads         moe_for_rows, moe_pool_run
  *   Ops: rows, carried     moe_compute_embed_row, moe_compute_linear, moe_compute_gather_row
- *   Number formats         moe_quantise_row_q8, moe_code_q8
+ *   Number formats         moe_quantise_row_q8, moe_matrix_code
  *   Kernels: portable      moe_linear_portable
  *   Ops: recurrences       moe_compute_lstm_layer in the encoder, moe_compute_lstm_step in the decoder
  *   Ops: gates, experts    moe_compute_gate, moe_compute_experts
@@ -1091,7 +1091,7 @@ typedef struct moe_matrix {
     size_t rows, cols;
     size_t cols_padded;  /* cols, rounded up to a multiple of 64 in quantised formats */
     const void *data;    /* numbers, or codes in quantised formats */
-    const int8_t *subs;  /* bytes after the codes, starting with the subs in Q4 and Q4M; or NULL */
+    const int8_t *subs;  /* bytes after the codes, which start with the subs except in Q8B; or NULL */
     const int8_t *parts; /* parts of Q4M and Q8B, see moe_part; else NULL */
     const float *scales; /* [rows padded to 16] in quantised formats; else NULL */
     size_t bits, sides;  /* bits per number or code; bytes of subs and parts for 64 columns of a row */
@@ -1105,6 +1105,22 @@ MOE_SHARED moe_matrix moe_matrix_moved(const moe_matrix *m, size_t bytes) {
     if (m->parts) moved.parts = m->parts + bytes;
     if (m->scales) moved.scales = (const float *)(const void *)((const char *)(const void *)m->scales + bytes);
     return moved;
+}
+
+/* Return the line of 64 bytes that contains a unit of 4 of 32 columns in a quantised format; the unit's lowest bit. */
+MOE_SHARED size_t moe_unit_line(size_t bits, size_t unit) {
+    return bits != 3 ? bits * unit / 8 : unit < 6 ? unit / 2 : unit - 6;
+}
+MOE_SHARED size_t moe_unit_shift(size_t bits, size_t unit) {
+    return bits != 3 ? bits * unit % 8 : unit < 6 ? unit % 2 * 3 : 6;
+}
+
+/* Return the level of a column of a unit, given the address of its byte in line 0. */
+MOE_SHARED int moe_level(const uint8_t *at, size_t bits, size_t unit) {
+    const int code = at[moe_unit_line(bits, unit) * 64] >> moe_unit_shift(bits, unit);
+    if (bits == 4) return (code & 15) - 8;
+    if (bits == 2) return (code & 3) * 5 - (code >> 1 & 1) - 8;
+    return (unit < 6 ? code & 7 : code | (at[128] >> (unit - 2) & 4)) - 4;
 }
 
 /* The tokens that a sentence may use (its shortlist) and their rows of the output layer. */
@@ -1929,6 +1945,12 @@ MOE_SHARED float moe_softplus(float x) { return (x > 0.0f ? x : 0.0f) + moe_logf
  * mid, low byte and high byte of the part. Sums over 64 columns are converted to floats and multiplied by the part and
  * the scale of the activations, per row or per block.
  *
+ * Q3 and Q2: a number is level * sub * scale[row], with a sub per 32 columns, stored as in Q4. Q3 has the levels -4 to
+ * 3 and subs in [-30, 30]; Q2 has the levels -8, -3, 1 and 6, better than equal steps by .5 dB, and subs in [-15, 15].
+ * Codes number the levels. Every 32 columns of 16 rows, 8 units u of 4 columns, are stored as [bits][16][4] bytes. In
+ * Q2 line l has units 4l to 4l + 3, from the lowest bits up. In Q3 line l has units 2l and 2l + 1; the highest two bits
+ * of lines 0 and 1 are the low bits of units 6 and 7, and those of line 2 their third bits.
+ *
  * Q8B, Q8 by blocks: a number is code * part * scale[row], with an F16 part per 64 columns. Codes are laid out as in
  * Q8 and followed, for every 64 columns of 16 rows, by 16 low and 16 high bytes of the part. Kernels multiply the codes
  * as in Q8 and apply the parts as in Q4M. */
@@ -1954,12 +1976,8 @@ typedef struct moe_format {
     void (*row)(const moe_matrix *m, size_t row, float *out); /* out[cols] */
     void (*put)(void *data, size_t at, float x);              /* for float formats */
     /* The following members are for quantised formats, in which a weight is code * scale[row]. */
-    int32_t (*code)(const moe_matrix *m, size_t row, size_t col); /* in the range of int8 */
-    /* Expand columns [k0, k1) of a block of 16 rows to the Q8 layout, out[k / 4][16][4]. 32 divides k0 and k1. */
-    void (*expand)(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out);
     /* Quantise a row to codes[cols_padded] and sides[cols_padded / 64 * sides], which are zeroed; return its scale. */
     float (*quantise)(const float *x, size_t cols, int8_t *codes, int8_t *sides);
-    void (*put_code)(void *data, size_t cols_padded, size_t row, size_t col, int code); /* `data` is initially zeroed */
 } moe_format;
 
 static const moe_format moe_formats[MOE_TYPE_COUNT];
@@ -1977,7 +1995,7 @@ int moe_type_parse(const char *name, moe_type *out) {
     return 0;
 }
 
-static int moe_type_quantised(moe_type type) { return moe_formats[type].code != NULL; }
+static int moe_type_quantised(moe_type type) { return moe_formats[type].quantise != NULL; }
 
 static uint16_t moe_f32_to_bf16(float f) {
     uint32_t bits = moe_to_bits(f);
@@ -2055,13 +2073,17 @@ MOE_INLINE float moe_part(const int8_t *low) {
     return moe_f16_to_f32((uint16_t)((uint8_t)low[0] | (uint8_t)low[16] << 8));
 }
 
-/* Return the index of the byte that contains a Q4 code; the code is the high nibble if col / 4 is odd. */
-MOE_INLINE size_t moe_q4_index(size_t cols_padded, size_t row, size_t col) {
-    return (row / 16 * (cols_padded / 8) + col / 8) * 64 + row % 16 * 4 + col % 4;
+/* Return the address of the byte of line 0 for a column; see moe_unit_line. */
+MOE_INLINE uint8_t *moe_unit_at(const moe_matrix *m, size_t row, size_t col) {
+    return (uint8_t *)(uintptr_t)m->data + (row / 16 * m->cols_padded + col / 32 * 32) * 2 * m->bits + row % 16 * 4 +
+           col % 4;
 }
 
+/* Return a code, the integer that a row's scale (and part) multiplies; it is in the range of int8. */
 MOE_INLINE int32_t moe_matrix_code(const moe_matrix *m, size_t row, size_t col) {
-    return moe_formats[m->type].code(m, row, col);
+    if (m->bits == 8) return ((const int8_t *)m->data)[moe_q8_index(m->cols_padded, row, col)];
+    const int8_t *side = m->subs + moe_side_index(m->cols_padded, m->sides, row, col) + col / 32 % 2 * 16;
+    return moe_level(moe_unit_at(m, row, col), m->bits, col / 4 % 8) * side[0] + (m->parts ? side[32] : 0);
 }
 
 static void moe_matrix_row(const moe_matrix *m, size_t row, float *out) { moe_formats[m->type].row(m, row, out); }
@@ -2105,51 +2127,63 @@ static void moe_quantise_blocks(float (*quantise)(const float *, size_t, int8_t 
     }
 }
 
-/* Quantise a group u[n], in units of the row's scale, to 4-bit codes[n]. Returns the sub with the smallest squared
- * error (the first on ties) among those near the sub that maps the largest magnitude to -8. */
-static int moe_quantise_group(const float *u, size_t n, int8_t *codes) {
-    float extreme = 0.0f, best_error = FLT_MAX;
-    int best = 0, around;
-    memset(codes, 0, n);
-    for (size_t c = 0; c < n; c++)
+/* Quantise a group u[32], in units of the row's scale, to one of n levels each (n is 16 in Q4). Returns the sub with
+ * the smallest squared error, the first on ties: in Q4 among those near the one that maps the largest magnitude to -8.
+ * With fewer levels it often pays to clip large magnitudes, so all subs are tried, and zeros have the sub 0. */
+MOE_INLINE int moe_quantise_group(const float *u, int8_t *codes, const int8_t *levels, int n, int most) {
+    float extreme = 0.0f, best_error = 0.0f;
+    int best = 0;
+    memset(codes, 0, MOE_Q4_GROUP);
+    for (size_t c = 0; c < MOE_Q4_GROUP; c++) {
         if (u[c] * u[c] > extreme * extreme) extreme = u[c];
-    around = moe_round(extreme * -0.125f);
-    for (int sub = around - 2; sub <= around + 2; sub++)
+        best_error = best_error + u[c] * u[c];
+    }
+    const int around = moe_round(extreme * -0.125f);
+    if (n == 16) best_error = FLT_MAX;
+    for (int sub = n == 16 ? around - 2 : 1; sub <= (n == 16 ? around + 2 : most); sub++)
         for (int side = 0; side < 2; side++) {
             const int s = side ? -sub : sub;
             float error = 0.0f;
             int8_t tried[MOE_Q4_GROUP];
-            if (s == 0 || s < -15 || s > 15) continue;
-            for (size_t c = 0; c < n; c++) {
-                int32_t code = moe_round(u[c] / (float)s);
-                float difference;
-                code = code > 7 ? 7 : code < -8 ? -8 : code;
-                difference = u[c] - (float)(code * s);
+            if (s == 0 || s < -most || s > most) continue;
+            for (size_t c = 0; c < MOE_Q4_GROUP && error < best_error; c++) {
+                int code = n == 16 ? moe_round(u[c] / (float)s) : 0;
+                for (int i = 1; i < n && n < 16; i++)
+                    code += u[c] / (float)s >= 0.5f * (float)(levels[i - 1] + levels[i]);
+                if (n == 16) code = code > 7 ? 7 : code < -8 ? -8 : code;
+                const float difference = u[c] - (float)((n == 16 ? code : levels[code]) * s);
                 error = error + difference * difference;
                 tried[c] = (int8_t)code;
             }
             if (error < best_error) {
                 best_error = error;
                 best = s;
-                memcpy(codes, tried, n);
+                memcpy(codes, tried, sizeof tried);
             }
         }
     return best;
 }
 
-/* Quantise a row to codes[cols_padded] in [-8, 7] and subs[cols_padded / 32]; return its scale, which is NaN if a
- * number is not finite. The largest magnitude maps to 8 * 15. */
-static float moe_quantise_row_q4(const float *x, size_t cols, int8_t *codes, int8_t *subs) {
+/* Quantise a row to codes[cols_padded] and subs[cols_padded / 32]; return its scale, which is NaN if a number is not
+ * finite. The largest magnitude maps to 120. Padding of a group counts as zeros. */
+MOE_INLINE float moe_quantise_groups(const float *x, size_t cols, int8_t *codes, int8_t *subs, const int8_t *levels,
+                                     int n, int most) {
     const float scale = moe_largest(x, cols) / 120.0f;
     if (!(scale >= FLT_MIN)) return scale < FLT_MIN ? 0.0f : scale;
     for (size_t c = 0; c < cols; c += MOE_Q4_GROUP) {
-        const size_t n = moe_min(MOE_Q4_GROUP, cols - c);
-        float u[MOE_Q4_GROUP];
-        for (size_t i = 0; i < n; i++) u[i] = x[c + i] / scale;
-        subs[c / MOE_Q4_GROUP] = (int8_t)moe_quantise_group(u, n, codes + c);
+        float u[MOE_Q4_GROUP] = { 0 };
+        for (size_t i = 0; i < moe_min(MOE_Q4_GROUP, cols - c); i++) u[i] = x[c + i] / scale;
+        subs[c / MOE_Q4_GROUP] = (int8_t)moe_quantise_group(u, codes + c, levels, n, most);
     }
     return scale;
 }
+#define MOE_QUANTISE_ROW(name, n, most, ...)                                                         \
+    static float moe_quantise_row_##name(const float *x, size_t cols, int8_t *codes, int8_t *subs) { \
+        return moe_quantise_groups(x, cols, codes, subs, (const int8_t[]){ __VA_ARGS__ }, n, most);  \
+    }
+MOE_QUANTISE_ROW(q4, 16, 15, -8)
+MOE_QUANTISE_ROW(q3, 8, 30, -4, -3, -2, -1, 0, 1, 2, 3)
+MOE_QUANTISE_ROW(q2, 4, 15, -8, -3, 1, 6)
 
 /* Return the step between the levels of a group u[32]; set *low to its minimum. If at most 16 equidistant levels fit
  * all numbers, as for weights converted from another four-bit format, the step is the distance between these levels;
@@ -2254,6 +2288,14 @@ MOE_UNUSED static int moe_row_fits(moe_type type, size_t cols, const float *x) {
     return 1;
 }
 
+/* Write a code of Q8, or the level of Q4 or the number of the level of Q3 or Q2, to zeroed bytes. */
+static void moe_put_code(const moe_matrix *m, size_t row, size_t col, int code) {
+    const size_t bits = m->bits, unit = col / 4 % 8;
+    uint8_t *at = moe_unit_at(m, row, col), *first = at + moe_unit_line(bits, unit) * 64;
+    *first = (uint8_t)(*first | (unsigned)(code + (bits == 4 ? 8 : 0)) << moe_unit_shift(bits, unit));
+    if (bits == 3 && unit > 5) at[128] = (uint8_t)(at[128] | code >> 2 << unit);
+}
+
 /* Write x[cols] to row `row` of a matrix blob of `type`; quantised types need scratch [2 * cols padded to 64]. If `x`
  * is NULL, `scratch` contains the padded codes of a Q8 row, and *given is its scale. */
 static void moe_pack_codes(moe_type type, size_t rows, size_t cols, size_t row, const float *x, void *blob,
@@ -2273,7 +2315,7 @@ static void moe_pack_codes(moe_type type, size_t rows, size_t cols, size_t row, 
     sides_at += moe_side_index(m.cols_padded, m.sides, row, 0);
     for (size_t i = 0; i < m.cols_padded / 64 * m.sides; i++) sides_at[i * 16] = sides[i];
     for (size_t c = 0; c < m.cols_padded; c++) {
-        format->put_code(blob, m.cols_padded, row, c, scratch[c]);
+        moe_put_code(&m, row, c, scratch[c]);
         sum += moe_matrix_code(&m, row, c);
     }
     memcpy(scales + row * 4, &scale, 4);
@@ -2299,58 +2341,45 @@ static void moe_put_f32(void *data, size_t at, float x) { ((float *)data)[at] = 
 static void moe_put_f16(void *data, size_t at, float x) { ((uint16_t *)data)[at] = moe_f32_to_f16(x); }
 static void moe_put_bf16(void *data, size_t at, float x) { ((uint16_t *)data)[at] = moe_f32_to_bf16(x); }
 
-MOE_INLINE int32_t moe_code_q8(const moe_matrix *m, size_t row, size_t col) {
-    return ((const int8_t *)m->data)[moe_q8_index(m->cols_padded, row, col)];
-}
-MOE_INLINE int32_t moe_code_q4(const moe_matrix *m, size_t row, size_t col) {
-    const uint8_t byte = ((const uint8_t *)m->data)[moe_q4_index(m->cols_padded, row, col)];
-    return ((byte >> (col / 4 % 2 * 4) & 15) - 8) *
-           m->subs[moe_side_index(m->cols_padded, m->sides, row, col) + col / 32 % 2 * 16];
-}
-MOE_INLINE int32_t moe_code_q4m(const moe_matrix *m, size_t row, size_t col) {
-    return moe_code_q4(m, row, col) +
-           m->subs[moe_side_index(m->cols_padded, m->sides, row, col) + 32 + col / 32 % 2 * 16];
-}
-static void moe_put_q8(void *data, size_t cols_padded, size_t row, size_t col, int code) {
-    ((int8_t *)data)[moe_q8_index(cols_padded, row, col)] = (int8_t)code;
-}
-static void moe_put_q4(void *data, size_t cols_padded, size_t row, size_t col, int code) {
-    uint8_t *byte = (uint8_t *)data + moe_q4_index(cols_padded, row, col);
-    *byte = (uint8_t)(*byte | (code + 8) << (col / 4 % 2 * 4));
-}
-
-/* Define `row` and `expand` in terms of `code`. */
-#define MOE_FROM_CODE(format)                                                                                \
-    static void moe_row_##format(const moe_matrix *m, size_t row, float *out) {                              \
-        const int8_t *part = m->parts ? m->parts + moe_side_index(m->cols_padded, m->sides, row, 0) : NULL;  \
-        float scale = m->scales[row];                                                                        \
-        for (size_t c = 0; c < m->cols; c++) {                                                               \
-            if (part && c % 64 == 0) scale = m->scales[row] * moe_part(part + c / 64 * m->sides * 16);       \
-            out[c] = (float)moe_code_##format(m, row, c) * scale;                                            \
-        }                                                                                                    \
-    }                                                                                                        \
-    static void moe_expand_##format(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {  \
-        for (size_t k = k0; k < k1; k += 4)                                                                  \
-            for (size_t j = 0; j < 16; j++)                                                                  \
-                for (size_t i = 0; i < 4; i++) *out++ = (int8_t)moe_code_##format(m, block * 16 + j, k + i); \
+/* Compilers vectorise the inner loop for each number of bits. */
+MOE_INLINE void moe_expand_bits(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out, size_t bits) {
+    for (size_t k = k0; k < k1; k += 32) {
+        const uint8_t *at = moe_unit_at(m, block * 16, k);
+        const int8_t *side = m->subs + moe_side_index(m->cols_padded, m->sides, block * 16, k) + k / 32 % 2 * 16;
+        int8_t subs[64], mids[64];
+        for (size_t i = 0; i < 64; i++) subs[i] = side[i / 4], mids[i] = m->parts ? side[32 + i / 4] : 0;
+        for (size_t unit = 0; unit < 8; unit++, out += 64)
+            for (size_t i = 0; i < 64; i++) out[i] = (int8_t)(moe_level(at + i, bits, unit) * subs[i] + mids[i]);
     }
-MOE_FROM_CODE(q8)
-MOE_FROM_CODE(q4)
-MOE_FROM_CODE(q4m)
-#define moe_put_q4m moe_put_q4
+}
+/* Expand columns [k0, k1) of a block of 16 rows to the Q8 layout, out[k / 4][16][4]. 32 divides k0 and k1. */
+static void moe_expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {
+    if (m->bits == 4) moe_expand_bits(m, block, k0, k1, out, 4);
+    else if (m->bits == 3) moe_expand_bits(m, block, k0, k1, out, 3);
+    else moe_expand_bits(m, block, k0, k1, out, 2);
+}
 
-#define MOE_QUANTISED(codes, name)                                                                      \
-    .largest = FLT_MAX, .row = moe_row_##codes, .code = moe_code_##codes, .expand = moe_expand_##codes, \
-    .quantise = moe_quantise_row_##name, .put_code = moe_put_##codes
-_Static_assert(MOE_TYPE_COUNT == 7, "add conversions of a new float format to the kernels of each instruction set");
+static void moe_row_coded(const moe_matrix *m, size_t row, float *out) {
+    const int8_t *part = m->parts ? m->parts + moe_side_index(m->cols_padded, m->sides, row, 0) : NULL;
+    float scale = m->scales[row];
+    for (size_t c = 0; c < m->cols; c++) {
+        if (part && c % 64 == 0) scale = m->scales[row] * moe_part(part + c / 64 * m->sides * 16);
+        out[c] = (float)moe_matrix_code(m, row, c) * scale;
+    }
+}
+
+#define MOE_QUANTISED(name) .largest = FLT_MAX, .row = moe_row_coded, .quantise = moe_quantise_row_##name
+_Static_assert(MOE_TYPE_COUNT == 9, "add conversions of a new float format to the kernels of each instruction set");
 static const moe_format moe_formats[MOE_TYPE_COUNT] = {
     [MOE_TYPE_F32] = { "f32", 32, .largest = FLT_MAX, .row = moe_row_f32, .put = moe_put_f32 },
     [MOE_TYPE_F16] = { "f16", 16, .largest = 65519.996f, .row = moe_row_f16, .put = moe_put_f16 },
     [MOE_TYPE_BF16] = { "bf16", 16, .largest = 0x1.fefffep127f, .row = moe_row_bf16, .put = moe_put_bf16 },
-    [MOE_TYPE_Q8] = { "q8", 8, MOE_QUANTISED(q8, q8) },
-    [MOE_TYPE_Q4] = { "q4", 4, 2, MOE_QUANTISED(q4, q4) },
-    [MOE_TYPE_Q4M] = { "q4m", 4, 6, 1, MOE_QUANTISED(q4m, q4m) },
-    [MOE_TYPE_Q8B] = { "q8b", 8, 2, 1, MOE_QUANTISED(q8, q8b) },
+    [MOE_TYPE_Q8] = { "q8", 8, MOE_QUANTISED(q8) },
+    [MOE_TYPE_Q4] = { "q4", 4, 2, MOE_QUANTISED(q4) },
+    [MOE_TYPE_Q4M] = { "q4m", 4, 6, 1, MOE_QUANTISED(q4m) },
+    [MOE_TYPE_Q8B] = { "q8b", 8, 2, 1, MOE_QUANTISED(q8b) },
+    [MOE_TYPE_Q3] = { "q3", 3, 2, MOE_QUANTISED(q3) },
+    [MOE_TYPE_Q2] = { "q2", 2, 2, MOE_QUANTISED(q2) },
 };
 
 /* ==== 10. Kernels: portable ===================================================================================
@@ -2547,7 +2576,7 @@ static void moe_linear_ranges(const moe_linear *l, size_t row0, size_t row1, siz
             else if (!l->floats) part.floats = memset(floats, 0, rows * 16 * sizeof *floats);
             for (size_t k = 0; k < padded; k += range, part.codes += range) {
                 w.cols_padded = moe_min(range, padded - k);
-                if (expand) moe_formats[l->w->type].expand(l->w, block, k, k + w.cols_padded, panel);
+                if (expand) moe_expand(l->w, block, k, k + w.cols_padded, panel);
                 else w.data = (const char *)stored.data + k * 2 * w.bits;
                 if (w.subs) w.subs = stored.subs + k / 64 * w.sides * 16;
                 if (w.parts) w.parts = stored.parts + k / 64 * w.sides * 16;
@@ -2818,16 +2847,17 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
  * MOE_ISA_FETCH(type, w) prefetches weights.
  *
  * Quantised tiles of x86: moe_ints_BITS is a register of MOE_ISA_BITS bits with the sums of 8 or 16 outputs. Operations
- * moe_ints_OPERATION_BITS: of(x), load(x), store(x, v), add(a, b), nibbles(v, shift), factor(subs) (the outputs' subs
- * in the low half of each lane), middles(mids) (mids in the high half), part(low) (the outputs' parts), add_block(y, v,
- * scale) (add v times the scale to floats), add_part(y, v, scale, part). Operations moe_OPERATION_ISA:
+ * moe_ints_OPERATION_BITS: of(x), load(x), store(x, v), add(a, b), field(v, shift, mask) of each byte, look(table, v),
+ * factor(subs) (the outputs' subs in the low half of each lane), middles(mids) (mids in the high half), part(low) (the
+ * outputs' parts), add_block(y, v, scale) (add v times the scale to floats), add_part(y, v, scale, part). Operations
+ * moe_OPERATION_ISA:
  *
  *   line_of(w)              load Q8 weights to a moe_line_ISA, the operand of `product`
  *   product(sum, line, x)   add the products of four columns; every lane of x contains the same four codes
  *   start(start, r, v)      initial sums of row r, register v, if `started`
- *   part_of(x_sum)          initial sums of a group; part_of or times_sub subtract 8 * x_sum: nibbles are code + 8
+ *   part_of(taken)          initial sums of a group; part_of or times_sub subtract taken, 8 or 4 times x_sum
  *   product_q4(part, n, x)  like product, for nibbles
- *   times_sub(sum, part, x_sum, factor, mids)  add part times sub and, for Q4M, x_sum times mid
+ *   times_sub(sum, part, taken, factor, mids)  add part times sub and, for Q4M, x_sum times mid
  *
  * and MOE_ISA_TILES(X), a list of X(format, rows, blocks); MOE_ISA_ROWS, the maximum rows of a Q8 tile (default 4);
  * MOE_ISA_LINES(rows), the lines of weights per step of a tile with few rows; MOE_ISA_VNNI, 1 if products multiply
@@ -3271,29 +3301,48 @@ MOE_ISA_INLINE void K(q8_sums)(const moe_matrix *m, const int8_t *x, const char 
     }
 }
 
-/* Sum a tile of a Q4 or Q4M matrix group by group. Nibbles are code + 8, already unsigned; subtracting 8 * sum(x) from
- * a group's part leaves sum(code * x), which fits 16 bits (8 * 127 * 32 = 32512) before it is multiplied by the sub. If
- * `apart` is 1, low and high nibbles are summed separately, so fewer products wait for the previous one. */
+/* Load units 2u and 2u + 1, of 4 columns each, of a group of 32 columns at `w` as unsigned numbers. */
+MOE_ISA_INLINE void K(two_units)(const char *w, const size_t u, const size_t bits, Q *low, Q *high) {
+    const Q line = I(load)(w + (bits == 4 ? u : bits == 3 ? u % 3 : u / 2) * 64);
+    if (bits == 2) {
+        const Q four = I(field)(line, u % 2 * 4, 15);
+        *low = I(look)(moe_pairs[0], four);
+        *high = I(look)(moe_pairs[1], four);
+    } else if (bits == 4 || u < 3) {
+        *low = I(field)(line, 0, bits == 3 ? 7 : 15);
+        *high = I(field)(line, bits, bits == 3 ? 7 : 15);
+    } else {
+        const Q third = I(load)(w + 128);
+        *low = I(add)(I(field)(line, 6, 3), I(field)(third, 4, 4));
+        *high = I(add)(I(field)(I(load)(w + 64), 6, 3), I(field)(third, 5, 4));
+    }
+}
+
+/* Sum a tile of a matrix with fewer than 8 bits group by group. Numbers are unsigned: level + 8, or level + 4 in Q3.
+ * Subtracting 8 * sum(x) from a group's part leaves sum(level * x), which fits 16 bits (8 * 127 * 32 = 32512) before it
+ * is multiplied by the sub. If `apart` is 1, low and high units are summed separately, so fewer products wait for the
+ * previous one. */
 MOE_ISA_INLINE void K(q4_sums)(const moe_matrix *m, const int8_t *x, const int8_t *x_sums, const char *w,
-                               const int8_t *sub, size_t cols, Q sum[8][8], const int rows, const int wide,
-                               const int apart, const int mids, const char *next, const int ask, const size_t far) {
+                               const int8_t *sub, size_t cols, Q sum[8][8], const size_t bits, const int rows,
+                               const int wide, const int apart, const int mids, const char *next, const int ask,
+                               const size_t far) {
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
     const size_t side_bytes = groups / 2 * (mids ? 6 : 2) * 16;
-    for (size_t g = 0; g < cols / MOE_Q4_GROUP; g++, sub += 16, x_sums += 2) {
+    for (size_t g = 0; g < cols / MOE_Q4_GROUP; g++, w += 64 * bits, sub += 16, x_sums += 2) {
         Q part[8][4];
-        MOE_UNROLL_FOR (int r = 0; r < rows; r++)
+        int32_t taken[8];
+        MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
+            taken[r] = (bits == 3 ? 4 : 8) * moe_code_sum(x_sums + (size_t)r * code_bytes);
             MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
-                part[r][v] = K(part_of)(moe_code_sum(x_sums + (size_t)r * code_bytes));
+                part[r][v] = K(part_of)(taken[r]);
                 if (apart) part[r][wide + v] = I(of)(0);
             }
-        MOE_UNROLL_FOR (size_t u = 0; u < 4; u++, w += 64, x += 8) { /* a line is 16 outputs x 8 columns */
+        }
+        MOE_UNROLL_FOR (size_t u = 0; u < 4; u++, x += 8) { /* 16 outputs x 8 columns */
             Q low[3], high[3];
-            K(ask)(next, g * 4 + u, ask, far);
-            MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
-                const Q line = I(load)(w + moe_register_at(v * MOE_WIDTH, groups * 256, 4));
-                low[v] = I(nibbles)(line, 0);
-                high[v] = I(nibbles)(line, 4);
-            }
+            if (u < bits) K(ask)(next, g * bits + u, ask, far);
+            MOE_UNROLL_FOR (int v = 0; v < wide; v++)
+                K(two_units)(w + moe_register_at(v * MOE_WIDTH, groups * 64 * bits, 4), u, bits, &low[v], &high[v]);
             MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
                 const int8_t *eight = x + (size_t)r * code_bytes;
                 const Q x0 = I(of)(moe_four(eight)), x1 = I(of)(moe_four(eight + 4));
@@ -3309,7 +3358,7 @@ MOE_ISA_INLINE void K(q4_sums)(const moe_matrix *m, const int8_t *x, const int8_
             const Q factor = mids ? I(add)(I(factor)(side), I(middles)(side + 32)) : I(factor)(side);
             MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
                 const Q whole = apart ? I(add)(part[r][v], part[r][wide + v]) : part[r][v];
-                sum[r][v] = K(times_sub)(sum[r][v], whole, moe_code_sum(x_sums + (size_t)r * code_bytes), factor, mids);
+                sum[r][v] = K(times_sub)(sum[r][v], whole, taken[r], factor, mids);
                 MOE_HOLD(sum[r][v]);
             }
         }
@@ -3358,15 +3407,17 @@ MOE_ISA_INLINE void K(put_sums)(const moe_linear *l, size_t row, const moe_colum
 }
 
 /* Compile the loops for n prefetches per step; cases that cannot occur are empty. */
-#define MOE_ASK(n)                                                                                               \
-    case n:                                                                                                      \
-        if (few || blocked ? (n) != 0 && (n) != lines : abs(n) > blocks) break;                                  \
-        if (type == MOE_TYPE_Q8) K(q8_sums)(m, c->x, c->w, span, sum, rows, wide, lines, started, next, n, far); \
-        else K(q4_sums)(m, c->x, c->x_sums, c->w, c->sub, span, sum, rows, wide, apart, mids, next, n, far);     \
+#define MOE_ASK(n)                                                                                                 \
+    case n:                                                                                                        \
+        if (few || blocked ? (n) != 0 && (n) != lines : abs(n) > blocks) break;                                    \
+        if (type == MOE_TYPE_Q8) K(q8_sums)(m, c->x, c->w, span, sum, rows, wide, lines, started, next, n, far);   \
+        else K(q4_sums)(m, c->x, c->x_sums, c->w, c->sub, span, sum, bits, rows, wide, apart, mids, next, n, far); \
         break;
 
-/* Bytes of sides for 64 columns of a block. With 8-bit codes the number depends on the format before expansion. */
-#define MOE_SIDES(type) ((type) == MOE_TYPE_Q8 ? m->sides * 16 : (type) == MOE_TYPE_Q4 ? 32 : 96)
+/* Bits per code. Bytes of sides for 64 columns of a block; with 8-bit codes this depends on the format before
+ * expansion. */
+#define MOE_BITS(type) ((type) == MOE_TYPE_Q8 ? 8 : (type) == MOE_TYPE_Q3 ? 3 : (type) == MOE_TYPE_Q2 ? 2 : 4)
+#define MOE_SIDES(type) ((type) == MOE_TYPE_Q8 ? m->sides * 16 : (type) == MOE_TYPE_Q4M ? 96 : 32)
 
 /* Number of output registers summed at a time. Sums and parts of several rows of Q4 need more than AVX2's 16 registers
  * unless outputs are summed one register at a time. */
@@ -3383,8 +3434,9 @@ MOE_ISA_INLINE void K(columns)(const moe_linear *l, const int32_t *start, size_t
                                const int rows, const int blocks, const int started, const int blocked) {
     const moe_matrix *m = l->w;
     const int few = MOE_FEW(type, rows) && blocks == 1, wide = MOE_TOGETHER(type, rows, blocks * 16 / MOE_WIDTH);
-    const int lines = few && type == MOE_TYPE_Q8 ? MOE_ISA_LINES(rows) : 1, apart = few && MOE_ISA_VNNI;
-    const size_t far = few ? MOE_FAR_AHEAD - MOE_AHEAD : 0;
+    const int lines = few && type == MOE_TYPE_Q8 ? MOE_ISA_LINES(rows) : 1;
+    const size_t far = few ? MOE_FAR_AHEAD - MOE_AHEAD : 0, bits = MOE_BITS(type);
+    const int apart = MOE_ISA_VNNI && (few || bits < 4);
     const int mids = type == MOE_TYPE_Q4M, parts = mids || (type == MOE_TYPE_Q8 && blocked && m->parts);
     size_t span = blocked ? MOE_Q8_COLS : m->cols_padded;
     int32_t taken[8];
@@ -3416,7 +3468,7 @@ MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t ro
                             const int started, const int blocked, moe_columns_fn apart) {
     const moe_matrix *m = l->w;
     const int few = MOE_FEW(type, rows) && blocks == 1, registers = blocks * 16 / MOE_WIDTH;
-    const size_t bytes = type == MOE_TYPE_Q8 ? 16 : 8, side_bytes = m->cols_padded / 64 * MOE_SIDES(type);
+    const size_t bytes = 2 * MOE_BITS(type), side_bytes = m->cols_padded / 64 * MOE_SIDES(type);
     const size_t span = blocked ? MOE_Q8_COLS : m->cols_padded;
     const int8_t *codes = l->codes + row * moe_code_bytes(m->cols);
     do {
@@ -3465,7 +3517,7 @@ MOE_ISA_INLINE void K(tile)(const moe_linear *l, const int32_t *start, size_t ro
 #define MOE_TILE_AT(type, rows, blocks)                                                             \
     [MOE_TYPE_##type - MOE_TYPE_Q8][(rows) - 1][(blocks) - 1] = K(tile_##type##_##rows##x##blocks),
 MOE_ISA_TILES(MOE_TILE)
-static const moe_tile_fn K(tiles)[3][8][3] = { MOE_ISA_TILES(MOE_TILE_AT) };
+static const moe_tile_fn K(tiles)[6][8][3] = { MOE_ISA_TILES(MOE_TILE_AT) };
 
 /* Compute a quantised linear. Blocks are the outer loop and rows the inner loop, so a tile's weights are loaded from
  * memory once and remain in L1 or L2 for all rows. Rows are divided evenly into cuts, so no tile has a single row. Each
@@ -3479,8 +3531,8 @@ MOE_ISA_STATIC void K(quantised)(const moe_linear *l, size_t row0, size_t row1, 
     enum { ROWS = 64, TILE = 20 << 10, LARGE = 8 << 20 }; /* bytes */
     const int q8 = l->w->bits == 8, start_rows = q8 && !moe_by_block(l);
     const moe_type type = q8 ? MOE_TYPE_Q8 : l->w->type;
-    const size_t block_bytes = l->w->cols_padded * (q8 ? 16 : 8), most = q8 ? MOE_ISA_ROWS : 4,
-                 most_blocks = MOE_WIDTH == 16 ? 3 : 1;
+    const size_t block_bytes = l->w->cols_padded * 2 * l->w->bits, most = q8 ? MOE_ISA_ROWS : 4,
+                 most_blocks = MOE_WIDTH == 16 && l->w->bits >= 4 ? 3 : 1;
     const size_t few_rows = MOE_WIDTH == 16 && q8 && l->w->rows * l->w->cols_padded <= LARGE ? 3 : most;
     const moe_tile_fn(*tiles)[3] = K(tiles)[type - MOE_TYPE_Q8];
     int32_t start[ROWS] = { 0 };
@@ -3600,6 +3652,10 @@ enum { MOE_AHEAD = 4096, MOE_FAR_AHEAD = 12288 };
 
 /* ---- Quantised tiles ---- */
 
+/* Level + 8 of the low two bits and of the high two bits of a nibble in Q2. */
+static const uint8_t moe_pairs[2][16] = { { 0, 5, 9, 14, 0, 5, 9, 14, 0, 5, 9, 14, 0, 5, 9, 14 },
+                                          { 0, 0, 0, 0, 5, 5, 5, 5, 9, 9, 9, 9, 14, 14, 14, 14 } };
+
 typedef __m256i moe_ints_256;
 typedef __m256 moe_floats_256;
 typedef struct moe_line_avx2 {
@@ -3620,7 +3676,10 @@ MOE_AVX2 MOE_INLINE __m256 moe_ints_part_256(const int8_t *low) {
                                              _mm_loadl_epi64((const void *)(low + 16))));
 }
 #define moe_ints_middles_256(mids) _mm256_slli_epi32(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)(mids))), 16)
-#define moe_ints_nibbles_256(v, shift) _mm256_and_si256(_mm256_srli_epi16(v, shift), _mm256_set1_epi8(15))
+#define moe_ints_field_256(v, shift, mask)                                           \
+    _mm256_and_si256(_mm256_srli_epi16(v, (uint8_t)(shift)), _mm256_set1_epi8(mask))
+#define moe_ints_look_256(table, v)                                                             \
+    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)(table))), v)
 #define moe_ints_factor_256(subs)                                                                            \
     _mm256_and_si256(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)(subs))), _mm256_set1_epi32(0xffff))
 
@@ -3655,16 +3714,16 @@ MOE_AVX2 static void moe_negative_avx2(const moe_matrix *m, size_t block, int32_
 }
 
 /* Add products of nibbles. Nibbles are unsigned, and a group's sums fit 16 bits (8 * 2 * 15 * 127 = 30480). */
-#define moe_part_of_avx2(x_sum) _mm256_setzero_si256()
+#define moe_part_of_avx2(taken) _mm256_setzero_si256()
 MOE_AVX2 MOE_INLINE __m256i moe_product_q4_avx2(__m256i part, __m256i nibbles, __m256i four) {
     part = _mm256_add_epi16(part, _mm256_maddubs_epi16(nibbles, four));
     __asm__("" : "+x"(part)); /* prevents gcc from adding all products of a group at the end and spilling them */
     return part;
 }
-MOE_AVX2 MOE_INLINE __m256i moe_times_sub_avx2(__m256i sum, __m256i part, int32_t x_sum, __m256i sub, const int mids) {
+MOE_AVX2 MOE_INLINE __m256i moe_times_sub_avx2(__m256i sum, __m256i part, int32_t taken, __m256i sub, const int mids) {
     part = _mm256_madd_epi16(part, _mm256_set1_epi16(1));
-    part = _mm256_sub_epi32(part, _mm256_set1_epi32(8 * x_sum));
-    if (mids) part = _mm256_blend_epi16(part, _mm256_set1_epi16((int16_t)x_sum), 0xaa);
+    part = _mm256_sub_epi32(part, _mm256_set1_epi32(taken));
+    if (mids) part = _mm256_blend_epi16(part, _mm256_set1_epi16((int16_t)(taken / 8)), 0xaa);
     return _mm256_add_epi32(sum, _mm256_madd_epi16(part, sub));
 }
 
@@ -3678,7 +3737,9 @@ MOE_AVX2 MOE_INLINE __m256i moe_times_sub_avx2(__m256i sum, __m256i part, int32_
 #define MOE_ISA_LINES(rows) 1
 #define MOE_ISA_ROWS 4
 #define MOE_FOUR_TILES(X, type) X(type, 1, 1) X(type, 2, 1) X(type, 3, 1) X(type, 4, 1)
-#define MOE_ISA_TILES(X) MOE_FOUR_TILES(X, Q8) MOE_FOUR_TILES(X, Q4) MOE_FOUR_TILES(X, Q4M)
+#define MOE_ALL_TILES(X)                                                                                           \
+    MOE_FOUR_TILES(X, Q8) MOE_FOUR_TILES(X, Q4) MOE_FOUR_TILES(X, Q4M) MOE_FOUR_TILES(X, Q3) MOE_FOUR_TILES(X, Q2)
+#define MOE_ISA_TILES(X) MOE_ALL_TILES(X)
 #include "moe.c"
 
 static int moe_avx2_available(void) {
@@ -3688,7 +3749,7 @@ static int moe_avx2_available(void) {
            && __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx >> 29 & 1); /* F16C, which older compilers cannot query */
 }
 
-MOE_LINEAR_OF(avx2, avx2, Q4M, moe_quantised_avx2(l, row0, row1, block0, block1, 0))
+MOE_LINEAR_OF(avx2, avx2, Q2, moe_quantised_avx2(l, row0, row1, block0, block1, 0))
 MOE_UNUSED static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_OF(avx2, moe_linear_avx2, avx2) };
 
 /* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
@@ -3715,11 +3776,11 @@ MOE_AVXVNNI MOE_INLINE __m256i moe_product_avxvnni(__m256i sum, __m256i line, __
     return sum;
 }
 #define moe_start_avxvnni(start, r, v) _mm256_set1_epi32(-(start)[r])
-#define moe_part_of_avxvnni(x_sum) _mm256_set1_epi32(-8 * (x_sum))
+#define moe_part_of_avxvnni(taken) _mm256_set1_epi32(-(taken))
 #define moe_product_q4_avxvnni(part, nibbles, four) moe_product_avxvnni(part, nibbles, four, 0)
-MOE_AVXVNNI MOE_INLINE __m256i moe_times_sub_avxvnni(__m256i sum, __m256i part, int32_t x_sum, __m256i sub,
+MOE_AVXVNNI MOE_INLINE __m256i moe_times_sub_avxvnni(__m256i sum, __m256i part, int32_t taken, __m256i sub,
                                                      const int mids) {
-    if (mids) part = _mm256_blend_epi16(part, _mm256_set1_epi16((int16_t)x_sum), 0xaa);
+    if (mids) part = _mm256_blend_epi16(part, _mm256_set1_epi16((int16_t)(taken / 8)), 0xaa);
     return _mm256_add_epi32(sum, _mm256_madd_epi16(part, sub));
 }
 #define moe_finish_avxvnni moe_finish_avx2
@@ -3730,10 +3791,10 @@ MOE_AVXVNNI MOE_INLINE __m256i moe_times_sub_avxvnni(__m256i sum, __m256i part, 
 #define MOE_ISA_VNNI 1
 #define MOE_ISA_LINES(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
 #define MOE_ISA_ROWS 6
-#define MOE_ISA_TILES(X) MOE_FOUR_TILES(X, Q8) X(Q8, 5, 1) X(Q8, 6, 1) MOE_FOUR_TILES(X, Q4) MOE_FOUR_TILES(X, Q4M)
+#define MOE_ISA_TILES(X) MOE_ALL_TILES(X) X(Q8, 5, 1) X(Q8, 6, 1)
 #include "moe.c"
 
-MOE_LINEAR_OF(avxvnni, avx2, Q4M, moe_quantised_avxvnni(l, row0, row1, block0, block1, 0))
+MOE_LINEAR_OF(avxvnni, avx2, Q2, moe_quantised_avxvnni(l, row0, row1, block0, block1, 0))
 MOE_UNUSED static const moe_kernels moe_kernels_avxvnni = { MOE_KERNELS_OF(avxvnni, moe_linear_avxvnni, avx2) };
 #endif /* MOE_X86 */
 
@@ -3838,17 +3899,20 @@ MOE_AVX512 MOE_INLINE __m512 moe_ints_part_512(const int8_t *low) {
     return _mm512_cvtph_ps(_mm256_or_si256(lows, _mm256_slli_epi16(highs, 8)));
 }
 #define moe_ints_middles_512(mids) _mm512_slli_epi32(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(mids))), 16)
-#define moe_ints_nibbles_512(v, shift) _mm512_and_si512(_mm512_srli_epi16(v, shift), _mm512_set1_epi8(15))
+#define moe_ints_field_512(v, shift, mask)                                           \
+    _mm512_and_si512(_mm512_srli_epi16(v, (uint8_t)(shift)), _mm512_set1_epi8(mask))
+#define moe_ints_look_512(table, v)                                                        \
+    _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const void *)(table))), v)
 #define moe_ints_factor_512(subs)                                                                            \
     _mm512_and_si512(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(subs))), _mm512_set1_epi32(0xffff))
 #define moe_line_of_avx512(w, started) _mm512_xor_si512(_mm512_loadu_si512(w), _mm512_set1_epi8(-128))
 #define moe_product_avx512(sum, w, four, started) _mm512_dpbusd_epi32(sum, w, four)
 #define moe_start_avx512(start, r, v) _mm512_set1_epi32(-(start)[r])
-#define moe_part_of_avx512(x_sum) _mm512_set1_epi32(-8 * (x_sum))
+#define moe_part_of_avx512(taken) _mm512_set1_epi32(-(taken))
 #define moe_product_q4_avx512 _mm512_dpbusd_epi32
-MOE_AVX512 MOE_INLINE __m512i moe_times_sub_avx512(__m512i sum, __m512i part, int32_t x_sum, __m512i sub,
+MOE_AVX512 MOE_INLINE __m512i moe_times_sub_avx512(__m512i sum, __m512i part, int32_t taken, __m512i sub,
                                                    const int mids) {
-    if (mids) part = _mm512_mask_blend_epi16(0xaaaaaaaau, part, _mm512_set1_epi16((int16_t)x_sum));
+    if (mids) part = _mm512_mask_blend_epi16(0xaaaaaaaau, part, _mm512_set1_epi16((int16_t)(taken / 8)));
     return _mm512_dpwssd_epi32(sum, part, sub);
 }
 
@@ -3865,12 +3929,13 @@ MOE_AVX512 MOE_INLINE __m512i moe_times_sub_avx512(__m512i sum, __m512i part, in
 #define MOE_WIDE(X, type, rows) X(type, rows, 1) X(type, rows, 2) X(type, rows, 3)
 #define MOE_WIDE_Q8(X) MOE_WIDE(X, Q8, 4) MOE_WIDE(X, Q8, 5) MOE_WIDE(X, Q8, 6) MOE_WIDE(X, Q8, 7) MOE_WIDE(X, Q8, 8)
 #define MOE_WIDE_Q4(X, type) X(type, 1, 1) MOE_WIDE(X, type, 2) MOE_WIDE(X, type, 3) MOE_WIDE(X, type, 4)
-#define MOE_ISA_TILES(X) X(Q8, 1, 1) X(Q8, 2, 1) X(Q8, 3, 1) MOE_WIDE_Q8(X) MOE_WIDE_Q4(X, Q4) MOE_WIDE_Q4(X, Q4M)
+#define MOE_WIDE_ALL(X) MOE_WIDE_Q8(X) MOE_WIDE_Q4(X, Q4) MOE_WIDE_Q4(X, Q4M)
+#define MOE_ISA_TILES(X) X(Q8, 1, 1) X(Q8, 2, 1) X(Q8, 3, 1) MOE_WIDE_ALL(X) MOE_FOUR_TILES(X, Q3) MOE_FOUR_TILES(X, Q2)
 #include "moe.c"
 #undef MOE_ISA_HEADS
 
-MOE_LINEAR_OF(avx512, avx512, Q4M, moe_quantised_avx512(l, row0, row1, block0, block1, 0))
-MOE_LINEAR_OF(small_avx512, avx512, Q4M, moe_quantised_avx512(l, row0, row1, block0, block1, 1))
+MOE_LINEAR_OF(avx512, avx512, Q2, moe_quantised_avx512(l, row0, row1, block0, block1, 0))
+MOE_LINEAR_OF(small_avx512, avx512, Q2, moe_quantised_avx512(l, row0, row1, block0, block1, 1))
 
 /* Compute the scores of four keys, rows i to i + 3, for all heads. */
 MOE_AVX512 MOE_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const size_t width) {
@@ -4048,11 +4113,13 @@ MOE_AMX_TARGET MOE_INLINE void moe_amx_configure(size_t height, int pair) {
     MOE_TILE_LOADCONFIG(&config);
 }
 
-/* Expand columns [k0, k1) of a block of a Q4 or Q4M matrix to Q8 in `out`, aligned to 64. x86 cannot multiply bytes,
- * but a nibble n times |sub| is below 256, so a 16-bit product computes two: (n - 8) s is n s - 8 s or, for negative s,
- * (15 - n) |s| - 7 |s|. The mid is included in the subtrahend. */
-MOE_AMX_TARGET MOE_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {
-    const uint8_t *codes = (const uint8_t *)m->data + (block * m->cols_padded + k0) * 8;
+/* Expand columns [k0, k1) of a block of a matrix of fewer than 8 bits to Q8 in `out`, aligned to 64. x86 cannot
+ * multiply bytes, but a nibble n times |sub| is below 256, so a 16-bit product computes two: (n - 8) s is n s - 8 s or,
+ * for negative s, (15 - n) |s| - 7 |s|. In Q3 n is the code, and 8 and 15 become 4 and 7. The mid is included in the
+ * subtrahend. */
+MOE_AMX_TARGET MOE_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out,
+                                              const size_t bits) {
+    const uint8_t *codes = (const uint8_t *)m->data + (block * m->cols_padded + k0) * 2 * bits;
     const int8_t *side = m->subs + (block * m->cols_padded + k0) / 64 * m->sides * 16;
     for (size_t k = k0; k < k1; k += MOE_Q4_GROUP, side += k % 64 ? 16 : m->sides * 16 - 16) {
         moe_i32x16 s, mid = { 0 };
@@ -4064,14 +4131,21 @@ MOE_AMX_TARGET MOE_INLINE void moe_amx_expand(const moe_matrix *m, size_t block,
         negative = (moe_u32x16)(s >> 31);
         magnitude = ((moe_u32x16)s ^ negative) - negative;
         factor = (moe_u16x32)(magnitude * 0x00010001u);
-        flip = (moe_u16x32)(negative & 0x0f0f0f0fu);
-        offset = (moe_u8x64)(((magnitude * 8 - (magnitude & negative) - (moe_u32x16)mid) & 0xff) * 0x01010101u);
-        for (size_t unit = 0; unit < 4; unit++, codes += 64, out += 128) {
-            moe_u16x32 nibbles;
-            memcpy(&nibbles, codes, sizeof nibbles);
-            *(moe_u8x64 *)out = (moe_u8x64)(((nibbles & 0x0f0f) ^ flip) * factor) - offset;
-            *(moe_u8x64 *)(out + 64) = (moe_u8x64)(((nibbles >> 4 & 0x0f0f) ^ flip) * factor) - offset;
+        flip = (moe_u16x32)(negative & (bits == 3 ? 0x07070707u : 0x0f0f0f0fu));
+        magnitude = (magnitude << (bits == 3 ? 2 : 3)) - (magnitude & negative) - (moe_u32x16)mid;
+        offset = (moe_u8x64)((magnitude & 0xff) * 0x01010101u);
+        for (size_t unit = 0; unit < 8; unit++, out += 64) {
+            moe_u16x32 n, third;
+            memcpy(&n, codes + moe_unit_line(bits, unit) * 64, sizeof n);
+            n = n >> moe_unit_shift(bits, unit) & (uint16_t)(((1 << bits) - 1) * 0x0101);
+            if (bits == 2) n = n * 5 - (n >> 1 & 0x0101);
+            if (bits == 3 && unit > 5) {
+                memcpy(&third, codes + 128, sizeof third);
+                n = (n & 0x0303) | (third >> (unit - 2) & 0x0404);
+            }
+            *(moe_u8x64 *)out = (moe_u8x64)((n ^ flip) * factor) - offset;
         }
+        codes += 64 * bits;
     }
 }
 
@@ -4177,8 +4251,9 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
                 const int8_t *b = w->bits == 8 ? (const int8_t *)w->data + (block * k + k0) * 16 : expanded;
                 for (size_t i = 0; i < blocks && b == expanded && (tile == 0 || span < k); i++) {
                     int8_t *to = expanded + i * span * 16;
-                    if (w->type == MOE_TYPE_Q4 || w->type == MOE_TYPE_Q4M) moe_amx_expand(w, block + i, k0, k0 + n, to);
-                    else moe_formats[w->type].expand(w, block + i, k0, k0 + n, to);
+                    if (w->bits == 4) moe_amx_expand(w, block + i, k0, k0 + n, to, 4);
+                    else if (w->bits == 3) moe_amx_expand(w, block + i, k0, k0 + n, to, 3);
+                    else moe_amx_expand(w, block + i, k0, k0 + n, to, 2);
                 }
                 __asm__ volatile("" : : "r"(b) : "memory"); /* gcc 12 does not know that tile loads read b */
                 for (size_t at = 0, some = by_block ? MOE_Q8_COLS : n; at < n; at += some) {
@@ -4503,7 +4578,7 @@ MOE_INLINE void moe_panel_q8(const moe_matrix *m, size_t block, size_t col, size
 }
 
 MOE_INLINE void moe_panel_q4(const moe_matrix *m, size_t block, size_t col, size_t cols, int8_t *panel) {
-    const uint8_t *w = (const uint8_t *)m->data + moe_q4_index(m->cols_padded, block * 16, col);
+    const uint8_t *w = moe_unit_at(m, block * 16, col);
     const int8_t *subs = m->subs + moe_side_index(m->cols_padded, m->sides, block * 16, col);
     for (; cols; cols -= MOE_Q4_GROUP, w += 256, subs += 16, panel += 512)
         for (size_t q = 0; q < 4; q++) {
@@ -4944,7 +5019,7 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
  * The parser of model files. Invariant: after moe_file_parse every pointer that this section returns points into the
  * mapping or the copy of the header and is aligned for its type, and all products of counts are checked for overflow.
  *
- * The file format, versions 1 and 2, little-endian:
+ * The file format, versions 1 to 3, little-endian (version 3: some tensor is Q3 or Q2):
  *   moe_header
  *   metadata entries, each padded to 8: u32 kind, u32 key length, key, pad to 8, then by kind
  *     INT i64 | REAL f64 | TEXT, BYTES u64 length, bytes | INTS, REALS u64 n, n values | TEXTS u64 n, n times (u64
@@ -5362,11 +5437,15 @@ static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, si
     moe_cursor c = { f->header, sizeof(moe_header), f->header_bytes, 0 };
     for (size_t i = 0; i < f->n_meta; i++) MOE_TRY(moe_parse_meta(&c, &f->meta[i], a, error));
     uint64_t data_end = f->header_bytes;
+    int low = 0;
     for (size_t i = 0; i < f->n_tensors; i++) {
         MOE_TRY(moe_parse_tensor(&c, f, &data_end, &f->tensors[i], error));
         f->pieces[i] = f->n_pieces;
         f->n_pieces += moe_pieces_of(&f->tensors[i]);
+        low |= f->tensors[i].type > MOE_TYPE_Q8B;
     }
+    if (low != (f->version == 3))
+        MOE_FAIL(FORMAT, "offset 8", "file version %u does not match the number formats: damaged file", f->version);
     if (c.at != c.end) MOE_FAIL(FORMAT, "header", "%zu unexpected bytes after the tensor directory", c.end - c.at);
     if (data_end != f->bytes)
         MOE_FAIL(FORMAT, "end of file", "%" PRIu64 " unexpected bytes after the last tensor", f->bytes - data_end);
@@ -5732,7 +5811,7 @@ static void moe_put_entry(char *out, size_t *at, const moe_meta_entry *e) {
 
 /* Write the header of the new file, except slab checksums, to zeroed `out` (unless NULL); return the header's size. */
 static size_t moe_save_header(const moe_save *s, char *out) {
-    moe_header h = { .version = MOE_FILE_VERSION, .file_bytes = s->file_bytes, .n_tensors = (uint32_t)s->n_tensors };
+    moe_header h = { .version = 2, .file_bytes = s->file_bytes, .n_tensors = (uint32_t)s->n_tensors };
     size_t at = sizeof h, n_old = s->old ? s->old->n_meta : 0;
     memcpy(h.magic, moe_magic, sizeof moe_magic);
     h.n_meta = (uint32_t)s->given.n_entries;
@@ -5748,6 +5827,7 @@ static size_t moe_save_header(const moe_save *s, char *out) {
         const uint32_t begin[4] = { (uint32_t)t->type, (uint32_t)t->experts, t->n_dims, (uint32_t)t->name.length };
         const uint64_t place[3] = { t->offset, t->bytes, t->checksum };
         const size_t sums = t->experts ? moe_experts_of(t) * sizeof(uint32_t) : 0;
+        if (t->type > MOE_TYPE_Q8B) h.version = MOE_FILE_VERSION;
         moe_put(out, &at, begin, sizeof begin);
         moe_put(out, &at, t->dims, 8 * (size_t)t->n_dims);
         moe_put(out, &at, place, sizeof place);

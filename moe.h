@@ -76,7 +76,7 @@ extern "C" {
 
 #define MOE_VERSION "0.2.0"
 #define MOE_VERSION_NUMBER 2000 /* major * 1000000 + minor * 1000 + patch */
-#define MOE_FILE_VERSION 2      /* file version that this library writes; it also reads all older versions */
+#define MOE_FILE_VERSION 3      /* newest file version; files without Q3 and Q2 are written in version 2 */
 
 enum {
     MOE_MAX_BEAM = 64,           /* maximum beam                                                          */
@@ -135,12 +135,14 @@ typedef enum moe_type {
     MOE_TYPE_Q4 = 4,  /* 4-bit codes, an integer factor per 32 columns, and Q8's scale; products are exact integers */
     MOE_TYPE_Q4M = 5, /* Q4 plus an offset per 32 columns and a scale per 64, with exact products */
     MOE_TYPE_Q8B = 6, /* Q8 plus a scale per 64 columns, as in Q4M */
+    MOE_TYPE_Q3 = 7,  /* like Q4 with 3-bit codes; file version 3 */
+    MOE_TYPE_Q2 = 8,  /* like Q4 with 2-bit codes for four unequal levels; file version 3 */
     MOE_TYPE_COUNT,
     MOE_TYPE_KEEP = 255 /* moe_save_params only: keep the file's type */
 } moe_type;
-#define MOE_TYPE_NAMES "f32, f16, bf16, q8, q4, q4m, q8b" /* in the order of moe_type, for messages */
-const char *moe_type_name(moe_type type);                 /* a name such as "q8"; "?" if unknown */
-int moe_type_parse(const char *name, moe_type *out);      /* sets *out and returns 1; returns 0 if unknown */
+#define MOE_TYPE_NAMES "f32, f16, bf16, q8, q4, q4m, q8b, q3, q2" /* in the order of moe_type, for messages */
+const char *moe_type_name(moe_type type);                         /* a name such as "q8"; "?" if unknown */
+int moe_type_parse(const char *name, moe_type *out);              /* sets *out and returns 1; returns 0 if unknown */
 
 /* ---- Model --------------------------------------------------------------------------------------------- */
 

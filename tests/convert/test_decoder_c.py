@@ -116,7 +116,7 @@ def folders_have_the_same_bytes():
         with tempfile.TemporaryDirectory() as at:
             make.make(at, family, vocab_size=448)
             make.write_tokeniser(at, make_gguf.TOKENISERS[family])
-            for formats in ("f32", "-"), ("q8", "q4m"), ("bf16", "f16"), ("q4", "-"), ("q4m", "q8b"):
+            for formats in ("f32", "-"), ("q8", "q4m"), ("bf16", "f16"), ("q4", "-"), ("q4m", "q8b"), ("q3", "q2"):
                 assert_same(at, *formats)
     for family in make.QWEN_3_5:
         with tempfile.TemporaryDirectory() as at:

@@ -55,6 +55,30 @@ def python_and_the_engine_write_the_same_bytes():
 
 
 @numpy_test
+def experts_in_3_and_2_bits_need_version_3():
+    with tempfile.TemporaryDirectory() as folder:
+        ours, engine = os.path.join(folder, "ours"), os.path.join(folder, "engine")
+        meta, tensors = moefile.read(os.path.join(GOLDEN, "model-base.bin"))
+        for kind in "q3", "q2":
+            run([QUANTIZE, os.path.join(GOLDEN, "model-base.bin"), engine, "f32", "--experts", kind])
+            written = moefile.read(engine)
+            encoded = {name: moefile.Tensor.encode(t.array(), moefile.TYPES[kind] if t.layout else moefile.F32)
+                       for name, t in tensors.items()}
+            assert any(t.layout for t in encoded.values())
+            moefile.write_model(ours, written[0], encoded)
+            assert version_of(ours) == 3 and bytes_of(ours) == bytes_of(engine), kind
+            with open(ours, "r+b") as file:
+                file.seek(8)
+                file.write(bytes([2]))
+            try:
+                moefile.read(ours)
+            except moefile.FormatError as error:
+                assert "version 2 does not match" in str(error), error
+            else:
+                raise AssertionError("version 2 with " + kind)
+
+
+@numpy_test
 def a_damaged_expert_is_named():
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "m")

@@ -111,7 +111,7 @@ def every_kind_and_number_format_has_the_same_bytes():
         for layout in "float32", "intgemm8", "intgemm16":
             with made(kind, layout, (), lex=False) as at:
                 assert_same(at)
-    for number_format in "f32", "f16", "bf16", "q4", "q4m", "q8b":
+    for number_format in "f32", "f16", "bf16", "q4", "q4m", "q8b", "q3", "q2":
         for layout in "float32", "intgemm8":
             with made("post", layout, ()) as at:
                 assert_same(at, number_format)

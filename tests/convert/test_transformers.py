@@ -376,7 +376,7 @@ def types_match_the_library():
     """convert.py with --type and --experts must write the same bytes as moe-quantize does from the F32 file."""
     with converted("nllb-moe") as plain:
         for kind, experts in (("q8", "q4"), ("q4", "q4m"), ("q4m", "q4"), ("f16", "q8b"),
-                              ("q8b", "q8"), ("bf16", "bf16")):
+                              ("q8b", "q8"), ("bf16", "bf16"), ("q3", "q2"), ("q2", "q3")):
             run([os.path.join(BIN, "moe-quantize"), "--experts", experts, plain, plain + ".there", kind])
             with converted("nllb-moe", "--type", kind, "--experts", experts) as here:
                 a, b = moefile.read(here)[1], moefile.read(plain + ".there")[1]

@@ -213,8 +213,8 @@ static void rows_of_ids(int32_t *ids, size_t rows, size_t n, uint64_t *random) {
 }
 
 TEST(products_and_rows_equal_the_cpu) {
-    static const moe_type types[] = { MOE_TYPE_Q8,  MOE_TYPE_Q4,  MOE_TYPE_Q4M, MOE_TYPE_Q8B,
-                                      MOE_TYPE_F32, MOE_TYPE_F16, MOE_TYPE_BF16 };
+    static const moe_type types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4,  MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_Q3,
+                                      MOE_TYPE_Q2, MOE_TYPE_F32, MOE_TYPE_F16, MOE_TYPE_BF16 };
     static const size_t shapes[][3] = { { 1, 1, 1 },    { 2, 17, 16 },   { 7, 64, 33 },  { 8, 63, 100 },
                                         { 9, 130, 15 }, { 16, 513, 48 }, { 33, 31, 70 }, { 45, 200, 64 } };
     uint64_t random = 5;
@@ -253,9 +253,8 @@ static void build_step(moe_graph *g, void *user, void *states) {
 }
 
 TEST(states_and_steps_equal_the_cpu) {
-    static const moe_type types[] = {
-        MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_F32, MOE_TYPE_BF16
-    };
+    static const moe_type types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B,
+                                      MOE_TYPE_Q3, MOE_TYPE_Q2, MOE_TYPE_F32, MOE_TYPE_BF16 };
     uint64_t random = 6;
     defaults();
     for (size_t s = 0; s < 8; s++) {
@@ -314,9 +313,8 @@ static void build_mixture(moe_graph *g, void *user, void *states) {
 }
 
 TEST(mixtures_equal_the_cpu) {
-    static const moe_type types[] = {
-        MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_F32, MOE_TYPE_BF16
-    };
+    static const moe_type types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B,
+                                      MOE_TYPE_Q3, MOE_TYPE_Q2, MOE_TYPE_F32, MOE_TYPE_BF16 };
     static const size_t shapes[][5] = {
         /* rows, experts, k, hidden, width */
         { 1, 1, 1, 3, 5 },    { 4, 5, 2, 40, 16 }, { 5, 130, 3, 17, 70 },
@@ -986,9 +984,8 @@ TEST(a_device_without_cublas_gives_the_same_bytes) {
 /* Forced and suppressed tokens, hidden tags and incomplete results equal those on the CPU, even if not all experts fit
  * and missing ones are fetched with their biases. */
 TEST(transformers_equal_the_cpu) {
-    static const moe_type types[] = {
-        MOE_TYPE_F32, MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_BF16
-    };
+    static const moe_type types[] = { MOE_TYPE_F32, MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M,
+                                      MOE_TYPE_Q8B, MOE_TYPE_Q3, MOE_TYPE_Q2, MOE_TYPE_BF16 };
     size_t finished = 0, cut = 0, hidden = 0;
     for (int variant = 0; variant < MW_TRANSFORMERS; variant++) {
         fixture f32 = open_model(mw_transformer(variant, MW_F32, 11));
@@ -1379,7 +1376,8 @@ TEST(traces_equal_the_cpu) {
 /* ---- Experts that do not fit ---- */
 
 static size_t room_of(moe_type type, size_t rows, size_t cols) { /* Return the device memory that a matrix needs. */
-    if (type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4) return moe_round_up(rows, 16) * (moe_round_up(cols, 64) + 4);
+    if (type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4 || type >= MOE_TYPE_Q3)
+        return moe_round_up(rows, 16) * (moe_round_up(cols, 64) + 4);
     if (type == MOE_TYPE_Q4M || type == MOE_TYPE_Q8B)
         return moe_round_up(rows, 16) * (moe_round_up(cols, 64) / 64 * 68 + 4);
     return moe_round_up(rows * cols * (type == MOE_TYPE_F32 ? 4 : 2), 64);
@@ -1522,9 +1520,8 @@ TEST(fetches_equal_a_simulation) {
 
 /* Results depend neither on the number of bays, batches and chunks of rows nor on whether cuBLAS computes products. */
 TEST(fetching_equals_the_cpu) {
-    static const moe_type types[] = {
-        MOE_TYPE_Q8, MOE_TYPE_F32, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_Q4, MOE_TYPE_F16
-    };
+    static const moe_type types[] = { MOE_TYPE_Q8, MOE_TYPE_F32, MOE_TYPE_Q4M, MOE_TYPE_Q8B,
+                                      MOE_TYPE_Q4, MOE_TYPE_F16, MOE_TYPE_Q3,  MOE_TYPE_Q2 };
     static const int batches[] = { 1, 8, 3 };
     for (int which = 0; which < 5; which++) {
         fixture f32 = open_model(which < 2   ? mw_small(which ? MW_BOTH_CONTEXTS : MW_GNMT, MW_F32, 11)

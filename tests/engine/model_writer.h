@@ -244,6 +244,7 @@ static inline size_t mw_matrix_bytes(uint32_t type, size_t rows, size_t cols) {
     if (type == 4) return mw_up(rows, 16) * (mw_up(cols, 64) / 2 + mw_up(cols, 64) / 32 + 8);     /* Q4, size only */
     if (type == 5) return mw_up(rows, 16) * (mw_up(cols, 64) / 2 + mw_up(cols, 64) / 64 * 6 + 8); /* Q4M, size only */
     if (type == 6) return mw_up(rows, 16) * (mw_up(cols, 64) + mw_up(cols, 64) / 32 + 8);         /* Q8B, size only */
+    if (type > 6) return mw_up(rows, 16) * (mw_up(cols, 64) / 64 * (type == 7 ? 26 : 18) + 8); /* Q3, Q2, size only */
     return rows * cols * (type == MW_F32 ? 4 : 2);
 }
 

@@ -231,7 +231,9 @@ static moe_model *streamed(const on_disk *d) { return open_file(d->path, (moe_mo
 /* ---- Tests ---- */
 
 TEST(results_equal_those_of_the_mapped_file) {
-    static const uint32_t types[] = { MW_F32, MW_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B };
+    static const uint32_t types[] = {
+        MW_F32, MW_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_Q3, MOE_TYPE_Q2
+    };
     static const int threads[] = { 1, 2, 8 }, batches[] = { 1, 8, 32 };
     for (int kind = 0; kind < KINDS; kind++)
         for (size_t t = 0; t < MOE_COUNT(types); t++) {

@@ -365,7 +365,8 @@ TEST(foreign_files_are_recognised) {
 TEST(other_version_is_unsupported) {
     fixture f = small();
     break32(&f, 8, 0, MOE_ERROR_UNSUPPORTED, "offset 8");
-    break32(&f, 8, 3, MOE_ERROR_UNSUPPORTED, "version 3");
+    break32(&f, 8, 3, MOE_ERROR_FORMAT, "version 3");
+    break32(&f, 8, 4, MOE_ERROR_UNSUPPORTED, "version 4");
     break32(&f, 8, UINT32_MAX, MOE_ERROR_UNSUPPORTED, "offset 8");
     drop(&f);
 }
@@ -1931,6 +1932,41 @@ TEST(bytes_integers_and_texts_are_written) {
     p.n_entries = 6;
     assert_int_equal(moe_model_write(path, &p, &e), MOE_ERROR_ARGUMENT);
     assert_false(exists(path));
+}
+
+/* Q3 and Q2 need version 3, which earlier engines refuse; files without them keep version 2. */
+TEST(low_types_need_version_3) {
+    static const moe_type types[] = { MOE_TYPE_Q4, MOE_TYPE_Q3, MOE_TYPE_Q2 };
+    for (size_t i = 0; i < MOE_COUNT(types); i++) {
+        mw_image image = mw_build(mw_small(MW_GNMT, MW_F32, 1));
+        moe_model *model = open_image(image), *read;
+        moe_error e = { MOE_OK, "", "" };
+        const char *path = in_directory("low.bin");
+        uint64_t expert = 0;
+        const moe_save_params p = { .type = MOE_TYPE_Q8, .experts = types[i] };
+        CHECK(moe_model_save(model, path, &p, &e) == MOE_OK, "%s", e.message);
+        moe_model_close(model), free(image.data);
+        image = read_file(path);
+        unsigned char *data = image.data;
+        assert_int_equal(data[8], i ? 3 : 2);
+        CHECK(moe_model_open_memory(data, image.bytes, NULL, &read, &e) == MOE_OK, "%s", e.message);
+        assert_int_equal(moe_model_file_version(read), i ? 3 : 2);
+        for (size_t t = 0; t < moe_model_tensor_count(read); t++) {
+            const moe_tensor_info info = moe_model_tensor(read, t);
+            if (info.experts) assert_int_equal(info.type, types[i]);
+            if (info.experts) expert = info.offset + info.bytes / info.dims[0];
+        }
+        moe_model_close(read);
+        data[expert] ^= 1;
+        assert_int_equal(moe_model_open_memory(data, image.bytes, NULL, &read, &e), MOE_ERROR_FORMAT);
+        CHECK(strstr(e.message, "checksum mismatch in expert 1"), "%s", e.message);
+        data[expert] ^= 1;
+        data[8] = 2; /* not part of the checksum */
+        assert_int_equal(moe_model_open_memory(data, image.bytes, NULL, &read, &e), i ? MOE_ERROR_FORMAT : MOE_OK);
+        if (i) CHECK(strstr(e.message, "version 2 does not match"), "%s", e.message);
+        else moe_model_close(read);
+        free(data), remove(path);
+    }
 }
 
 /* A number that is finite in F32 may be infinite in a coarser type. */

@@ -924,8 +924,8 @@ static void linear_on_isas(moe_type type, uint64_t seed) {
 }
 
 TEST(linear_is_the_same_on_every_isa) {
-    static const uint32_t types[] = { MOE_TYPE_F32, MOE_TYPE_F16, MOE_TYPE_BF16, MOE_TYPE_Q8,
-                                      MOE_TYPE_Q4,  MOE_TYPE_Q4M, MOE_TYPE_Q8B };
+    static const uint32_t types[] = { MOE_TYPE_F32, MOE_TYPE_F16, MOE_TYPE_BF16, MOE_TYPE_Q8, MOE_TYPE_Q4,
+                                      MOE_TYPE_Q4M, MOE_TYPE_Q8B, MOE_TYPE_Q3,   MOE_TYPE_Q2 };
     for (size_t i = 0; i < MOE_COUNT(types); i++) linear_on_isas(types[i], 41 + i);
 }
 
@@ -976,8 +976,8 @@ static void linear_by_expansion(const moe_linear *l, size_t row0, size_t row1, s
 TEST(linear_of_expanded_codes_is_the_same_on_every_isa) {
     uint64_t random = 55;
     for (size_t isa = 0; isa_at(isa); isa++)
-        for (uint32_t type = MOE_TYPE_Q8; type < MOE_TYPE_COUNT; type++)
-            for (size_t round = 0; round < mw_rounds(100); round++) {
+        for (uint32_t type = MOE_TYPE_Q4; type < MOE_TYPE_COUNT; type++)
+            for (size_t round = 0; moe_formats[type].bits < 8 && round < mw_rounds(100); round++) {
                 const size_t rows = 1 + mw_below(&random, round % 8 ? 20 : 140), out = 1 + mw_below(&random, 60);
                 const size_t in = 1 + mw_below(&random, round % 4 ? 200 : 3000), blocks = moe_divide_up(out, 16);
                 const size_t row0 = mw_below(&random, rows), block0 = mw_below(&random, blocks);
@@ -993,13 +993,14 @@ TEST(linear_of_expanded_codes_is_the_same_on_every_isa) {
 
 TEST(expanded_codes_equal_those_of_the_matrix) {
     uint64_t random = 56;
-    for (uint32_t type = MOE_TYPE_Q8; type < MOE_TYPE_COUNT; type++)
+    for (uint32_t type = MOE_TYPE_Q4; type < MOE_TYPE_COUNT; type++) {
+        if (moe_formats[type].bits == 8) continue;
         for (size_t round = 0; round < mw_rounds(100); round++) {
             const size_t in = 1 + mw_below(&random, 300), out = 1 + mw_below(&random, 60), block = (out - 1) / 16;
             linear_case c = make_linear(&random, (moe_type)type, 1, in, out, 0, MIXED);
             const size_t cols = c.matrix.cols_padded, k0 = mw_below(&random, cols / 64) * 64;
             int8_t *line = mw_zeros((cols - k0) * 16);
-            moe_formats[type].expand(&c.matrix, block, k0, cols, line);
+            moe_expand(&c.matrix, block, k0, cols, line);
             for (size_t k = k0; k < cols; k++)
                 for (size_t j = 0; j < 16; j++)
                     CHECK(line[moe_q8_index(cols - k0, j, k - k0)] == moe_matrix_code(&c.matrix, block * 16 + j, k),
@@ -1007,15 +1008,17 @@ TEST(expanded_codes_equal_those_of_the_matrix) {
                           line[moe_q8_index(cols - k0, j, k - k0)]);
             free(line), free_linear(&c);
         }
+    }
 }
 
 #if MOE_AMX
 MOE_AMX_TARGET static void expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {
-    moe_amx_expand(m, block, k0, k1, out);
+    moe_amx_expand(m, block, k0, k1, out, m->bits);
 }
 
 /* The vector code around AMX tiles uses AVX-512 if available, and plain C under emulation. */
 TEST(amx_expands_and_finishes_like_portable) {
+    static const moe_type types[] = { MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q3, MOE_TYPE_Q2 };
     uint64_t random = 54;
 #ifndef ISA_EMU_H
     if (!moe_avx512vnni_available()) skip();
@@ -1023,7 +1026,7 @@ TEST(amx_expands_and_finishes_like_portable) {
     for (size_t round = 0; round < mw_rounds(200); round++) {
         const size_t rows = 1 + mw_below(&random, 16), in = 1 + mw_below(&random, 300), out = 1 + mw_below(&random, 60),
                      block = (out - 1) / 16;
-        const moe_type type = round / 2 % 2 ? MOE_TYPE_Q4M : MOE_TYPE_Q4;
+        const moe_type type = types[round / 2 % 4];
         linear_case c = make_linear(&random, type, rows, in, out, (int)(round % 3), round % 2 ? MIXED : BROKEN);
         const size_t cols = c.matrix.cols_padded, k0 = mw_below(&random, cols / 64) * 64,
                      n = (rows - 1) * c.y_stride + out;
@@ -1286,6 +1289,82 @@ TEST(q8b_keeps_the_codes_of_an_f16_scale) {
         }
         free(blob);
     }
+}
+
+/* Decode Q3 and Q2 as described in section Number formats, and search the best sub of a group with other code. */
+static void low_layout(int bits, uint64_t *random) {
+    static const int eight[] = { -4, -3, -2, -1, 0, 1, 2, 3 }, four[] = { -8, -3, 1, 6 };
+    const int *levels = bits == 3 ? eight : four, most = bits == 3 ? 30 : 15;
+    const moe_type type = bits == 3 ? MOE_TYPE_Q3 : MOE_TYPE_Q2;
+    const size_t out = 1 + mw_below(random, 40), in = 1 + mw_below(random, 150), rows = mw_up(out, 16),
+                 cols = mw_up(in, 64), codes = rows * cols * (size_t)bits / 8;
+    float *w = mw_zeros(out * in * 4), *back = mw_zeros(in * 4);
+    for (size_t i = 0; i < out * in; i++) { /* nearly a normal distribution: outliers would need smaller subs */
+        const float x = mw_uniform(random, -1, 1);
+        w[i] = x * x * x;
+    }
+    int8_t *scratch = mw_zeros(2 * cols), *blob = mw_zeros((size_t)moe_matrix_bytes(type, out, in));
+    const int8_t *subs = blob + codes;
+    const float *scales = (const float *)(const void *)(subs + rows * cols / 32);
+    const int32_t *sums = (const int32_t *)(const void *)(scales + rows);
+    const moe_matrix m = moe_matrix_view(type, out, in, blob);
+    assert_int_equal(moe_matrix_bytes(type, out, in), codes + rows * cols / 32 + 8 * rows);
+    for (size_t r = 0; r < out; r++) moe_pack_row(type, out, in, r, w + r * in, blob, scratch);
+    for (size_t r = 0; r < out; r++) {
+        int32_t sum = 0;
+        assert_true(scales[r] == largest(w + r * in, in) / 120.0f);
+        moe_matrix_row(&m, r, back);
+        for (size_t group = 0; group < cols; group += 32) {
+            const size_t at = r / 16 * (cols / 32) + group / 32;
+            const unsigned char *bytes = (const unsigned char *)blob + at * 64 * (size_t)bits + r % 16 * 4;
+            const int sub = subs[at * 16 + r % 16];
+            double error = 0, least = 1e30;
+            assert_true(sub >= -most && sub <= most && (group < in || sub == 0));
+            for (size_t c = 0; c < 32; c++) {
+                const size_t i = c % 4, unit = c / 4;
+                const int index = bits == 2  ? bytes[unit / 4 * 64 + i] >> unit % 4 * 2 & 3
+                                  : unit < 6 ? bytes[unit / 2 * 64 + i] >> unit % 2 * 3 & 7
+                                             : bytes[(unit - 6) * 64 + i] >> 6 | (bytes[128 + i] >> unit & 1) << 2,
+                          code = levels[index] * sub;
+                sum += code;
+                if (group + c >= in) continue;
+                assert_true(back[group + c] == (float)code * scales[r]);
+                error += pow((double)back[group + c] - (double)w[r * in + group + c], 2);
+            }
+            for (int s = -most; s <= most; s++) {
+                double sums_of = 0;
+                for (size_t c = group; c < moe_min(in, group + 32); c++) {
+                    double best = 1e30;
+                    for (int i = 0; i < 1 << bits; i++)
+                        best = fmin(best, fabs(levels[i] * s * (double)scales[r] - (double)w[r * in + c]));
+                    sums_of += best * best;
+                }
+                least = fmin(least, sums_of);
+            }
+            if (group + 32 <= in) /* padding counts as zeros, which Q2 lacks */
+                CHECK(error <= least * 1.01, "q%d, row %zu: error %g, but %g is possible", bits, r, error, least);
+        }
+        assert_int_equal(sums[r], sum);
+    }
+    free(w), free(back), free(scratch), free(blob);
+}
+
+TEST(q3_and_q2_match_their_description_and_the_best_subs) {
+    static const moe_type types[] = { MOE_TYPE_Q4, MOE_TYPE_Q3, MOE_TYPE_Q2 };
+    static const uint32_t wanted[] = { 0x26275b10u, 0xec6bb63du, 0x717f3041u }; /* CRC-32 of a matrix in these types */
+    uint64_t random = 72;
+    float *w = numbers(&random, 20 * 150, PLAIN);
+    for (size_t i = 0; i < MOE_COUNT(types); i++) {
+        int8_t scratch[2 * 192];
+        const size_t bytes = (size_t)moe_matrix_bytes(types[i], 20, 150);
+        unsigned char *blob = mw_zeros(bytes);
+        for (size_t r = 0; r < 20; r++) moe_pack_row(types[i], 20, 150, r, w + r * 150, blob, scratch);
+        CHECK(moe_crc32(0, blob, bytes) == wanted[i], "%s: 0x%08xu", moe_type_name(types[i]),
+              (unsigned)moe_crc32(0, blob, bytes));
+        free(blob);
+    }
+    free(w);
+    for (size_t round = 0; round < 2 * mw_rounds(40); round++) low_layout(2 + (int)round % 2, &random);
 }
 
 /* Subs in a hostile file may be unlike those of any quantiser. Results are arbitrary, but memory accesses are valid. */

@@ -446,8 +446,8 @@ static void one_like_alone(mw_image image, int kind, int ranks, int batch, int b
 }
 
 TEST(ranks_give_the_same_bytes_as_one_process) {
-    static const int numbers[] = { 1, 2, 3, 4, 7 },
-                     types[] = { MOE_TYPE_F32, MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M, MOE_TYPE_Q8B };
+    static const int numbers[] = { 1, 2, 3, 4, 7 }, types[] = { MOE_TYPE_F32, MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q4M,
+                                                                MOE_TYPE_Q8B, MOE_TYPE_Q3, MOE_TYPE_Q2 };
     for (int kind = 0; kind < KINDS; kind++)
         for (size_t type = 0; type < MOE_COUNT(types); type++) {
             const mw_image image = image_of(kind, types[type]);

@@ -5,13 +5,14 @@
 #include "tests/engine/model_writer.h"
 
 static void write_model(const char *folder, const char *name, mw_model *m) {
-    static const moe_type types[] = { MOE_TYPE_F32, MOE_TYPE_F16, MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_Q8B };
+    static const moe_type types[] = { MOE_TYPE_F32, MOE_TYPE_F16, MOE_TYPE_Q8, MOE_TYPE_Q4,
+                                      MOE_TYPE_Q8B, MOE_TYPE_Q3,  MOE_TYPE_Q2 };
     static unsigned number;
     mw_image image = mw_build(m);
     moe_model *model = NULL;
     moe_error e = { MOE_OK, "", "" };
     char path[512];
-    const moe_save_params params = { .type = types[number % 5], .experts = types[(number + number / 5) % 5] };
+    const moe_save_params params = { .type = types[number % 7], .experts = types[(number + number / 7) % 7] };
     number++;
     snprintf(path, sizeof path, "%s/%s.bin", folder, name);
     if (moe_model_open_memory(image.data, image.bytes, NULL, &model, &e) || moe_model_save(model, path, &params, &e)) {

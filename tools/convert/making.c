@@ -175,14 +175,12 @@ static uint64_t round_up(uint64_t n, uint64_t multiple) { return (n + multiple -
 
 /* Return the size of a matrix in a model file. */
 static uint64_t matrix_bytes(moe_type type, uint64_t rows, uint64_t cols) {
-    static const uint64_t
-        sides[] = { [MOE_TYPE_Q8] = 0, [MOE_TYPE_Q4] = 2, [MOE_TYPE_Q4M] = 6, [MOE_TYPE_Q8B] = 2 }; /* bytes besides the
-                                                                                                       codes per 64
-                                                                                                       columns */
+    static const uint64_t bytes[] = { [MOE_TYPE_Q8] = 64,      [MOE_TYPE_Q4] = 32 + 2, [MOE_TYPE_Q4M] = 32 + 6,
+                                      [MOE_TYPE_Q8B] = 64 + 2, [MOE_TYPE_Q3] = 24 + 2, [MOE_TYPE_Q2] = 16 + 2 };
     if (type == MOE_TYPE_F32) return 4 * rows * cols;
     if (type == MOE_TYPE_F16 || type == MOE_TYPE_BF16) return 2 * rows * cols;
     const uint64_t n = round_up(rows, 16), k = round_up(cols, 64);
-    return n * k / (type == MOE_TYPE_Q4 || type == MOE_TYPE_Q4M ? 2 : 1) + n * k / 64 * sides[type] + 8 * n;
+    return n * k / 64 * bytes[type] + 8 * n; /* codes and sides of 64 columns; scales and sums of rows */
 }
 
 static uint64_t tensor_bytes(const moe_tensor_spec *t, int gated) {

@@ -22,11 +22,15 @@ import zlib
 
 import numpy as np
 
-MAGIC, VERSION, HEADER = b"MOEMODEL", 2, 64  # files are written in version 2, as by moe.c; version 1 can be read
+MAGIC, VERSION, HEADER = b"MOEMODEL", 2, 64  # as moe.c, write version 2, or LOW_VERSION with Q3 or Q2; read 1 too
+LOW_VERSION = 3
 INT, REAL, TEXT, BYTES, INTS, REALS, TEXTS = range(1, 8)
-F32, F16, BF16, Q8, Q4, Q4M, Q8B = range(7)
-TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4, "q4m": Q4M, "q8b": Q8B}
-SIDES = {Q8: 0, Q4: 2, Q4M: 6, Q8B: 2}  # bytes stored besides the codes, per 64 columns of a row
+F32, F16, BF16, Q8, Q4, Q4M, Q8B, Q3, Q2 = range(9)
+TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4, "q4m": Q4M, "q8b": Q8B, "q3": Q3, "q2": Q2}
+BITS = {Q8: 8, Q4: 4, Q4M: 4, Q8B: 8, Q3: 3, Q2: 2}  # per code
+LEVELS = {Q3: range(-4, 4), Q2: (-8, -3, 1, 6)}
+SUBS = {Q4: (-15, 15), Q4M: (0, 16), Q3: (-30, 30), Q2: (-15, 15)}  # the smallest and largest group scales
+SIDES = {Q8: 0, Q4: 2, Q4M: 6, Q8B: 2, Q3: 2, Q2: 2}  # bytes stored besides the codes, per 64 columns of a row
 MATRIX, EXPERTS, GATED = 0, 1, 2  # layouts: number of matrices before the down matrix of a slab
 TENSOR_ALIGN, EXPERT_ALIGN = 64, 4096
 LARGEST_TEXT = 1 << 26  # maximum bytes of a vocabulary, a list of merges or a licence
@@ -125,9 +129,26 @@ def q4_group_codes(u):
     return codes.astype(np.int8), subs.astype(np.int8)
 
 
-def q4_quantise(w):
+def low_group_codes(u, levels, most):
+    """Return codes int8 [32, groups], which number the levels, and subs int8 [groups] in [-most, most] of numbers u
+    [32, groups], like moe_quantise_group in moe.c for Q3 and Q2. Zeros have the sub 0."""
+    levels = np.array(levels, np.float32)
+    least, codes, subs = squared_error(u.copy()), np.zeros(u.shape, np.int8), np.zeros(u.shape[1], np.float32)
+    for step in range(1, most + 1):
+        for side in (1, -1):
+            s = np.float32(step * side)
+            v = u / s
+            tried = sum(v >= (a + b) / 2 for a, b in zip(levels[:-1], levels[1:])).astype(np.int8)
+            error = squared_error(u - levels[tried] * s)
+            better = error < least
+            least, subs = np.where(better, error, least), np.where(better, s, subs)
+            np.copyto(codes, tried, where=better)
+    return codes, subs.astype(np.int8)
+
+
+def q4_quantise(w, encode=q4_group_codes):
     """Return codes int8 [n, columns], group scales int8 [n, columns / 32] and row scales float32 [n] of w [n, k]."""
-    codes, subs, scale = in_groups(w, 120, Q4_GROUP, q4_group_codes)
+    codes, subs, scale = in_groups(w, 120, Q4_GROUP, encode)
     subs[:, -(-w.shape[1] // Q4_GROUP):] = 0
     subs[scale == 0] = 0
     return codes, subs, scale
@@ -247,6 +268,11 @@ def encode_blob(w, type):
     if type == Q4:
         codes[:n], subs, scale[:n] = q4_quantise(w)
         sides[:n] = subs.reshape(n, -1, 2)
+    elif type in LEVELS:
+        codes[:n], subs, scale[:n] = q4_quantise(w, lambda u: low_group_codes(u, LEVELS[type], SUBS[type][1]))
+        sides[:n] = subs.reshape(n, -1, 2)
+        sums = int8_codes(np.array(LEVELS[type])[codes], sides).sum(1, dtype=np.int32).astype("<i4")
+        return low_bytes(codes, BITS[type]) + side_bytes(sides) + scale.tobytes() + sums.tobytes()
     else:
         codes[:n], sides[:n], scale[:n] = q4m_quantise(w)
     sums = int8_codes(codes, sides).sum(1, dtype=np.int32).astype("<i4")
@@ -254,6 +280,40 @@ def encode_blob(w, type):
     nibbles = codes.view(np.uint8).reshape(rows // 16, 16, columns // 8, 2, 4)
     pairs = (nibbles[:, :, :, 0] | nibbles[:, :, :, 1] << 4).transpose(0, 2, 1, 3)
     return pairs.tobytes() + side_bytes(sides) + scale.tobytes() + sums.tobytes()
+
+
+def low_bytes(codes, bits):
+    """Encode codes int8 [rows, columns] of Q3 or Q2: 32 columns of 16 rows, 8 units of 4, in [bits][16][4] bytes."""
+    rows, columns = codes.shape
+    units = codes.view(np.uint8).reshape(rows // 16, 16, columns // 32, 8, 4).transpose(3, 0, 2, 1, 4)
+    if bits == 2:
+        lines = [sum(units[4 * line + i] << 2 * i for i in range(4)) for line in range(2)]
+    else:
+        lines = [units[2 * line] | units[2 * line + 1] << 3 for line in range(3)]
+        lines = [lines[0] | units[6] << 6, lines[1] | units[7] << 6,
+                 lines[2] | units[6] >> 2 << 6 | units[7] >> 2 << 7]
+    return np.stack(lines, 2).astype(np.uint8).tobytes()
+
+
+def low_codes(data, rows, columns, type):
+    """Like q8_codes, for Q3 and Q2 (no block scales)."""
+    bits = BITS[type]
+    lines = np.frombuffer(data, np.uint8, rows * columns * bits // 8).reshape(rows // 16, columns // 32, bits, 16, 4)
+    if bits == 2:
+        units = [lines[:, :, i // 4] >> i % 4 * 2 & 3 for i in range(8)]
+    else:
+        units = [lines[:, :, i // 2] >> i % 2 * 3 & 7 for i in range(6)]
+        units += [lines[:, :, i - 6] >> 6 | (lines[:, :, 2] >> i & 1) << 2 for i in (6, 7)]
+    codes = np.stack(units, 2).transpose(0, 3, 1, 2, 4).reshape(rows, columns)
+    side = read_sides(data, rows, columns // 64, SIDES[type], lines.size)
+    check_subs(side, type)
+    return int8_codes(np.array(LEVELS[type])[codes], side), None, lines.size + side.size
+
+
+def check_subs(side, type):
+    least, most = SUBS[type]
+    if (side[:, :, :2] < least).any() or (side[:, :, :2] > most).any():
+        raise FormatError(f"a group scale is out of range ({least} to {most})")
 
 
 def int8_codes(codes, sides):
@@ -302,8 +362,7 @@ def blob_regions(type, n, k):
     if type not in SIDES:
         return [n * k * (4 if type == F32 else 2)]
     rows, columns = q8_padded(n, k)
-    codes = rows * columns if type in (Q8, Q8B) else rows * columns // 2
-    return [codes, *([rows * columns // 64 * SIDES[type]] if SIDES[type] else []), 4 * rows, 4 * rows]
+    return [rows * columns * BITS[type] // 8, *([rows * columns // 64 * SIDES[type]] if SIDES[type] else []), 4 * rows, 4 * rows]
 
 
 def encode_blocks(blocks, type, n, k):
@@ -342,12 +401,13 @@ def decode_blob(data, type, n, k):
     if type == BF16:
         return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(n, k)
     rows, columns = q8_padded(n, k)
-    codes, parts, at = (q8_codes if type in (Q8, Q8B) else q4_codes)(data, rows, columns, SIDES[type])
+    decode = low_codes if type in LEVELS else q8_codes if type in (Q8, Q8B) else q4_codes
+    codes, parts, at = decode(data, rows, columns, type)
     scale = np.frombuffer(data, "<f4", rows, at)
     sums = np.frombuffer(data, "<i4", rows, at + 4 * rows)
     if (codes.sum(1, dtype=np.int32) != sums).any():
         raise FormatError("codes do not match their sums")
-    if codes[n:].any() or (type != Q4M and codes[:, k:].any()) or scale[n:].any():
+    if codes[n:].any() or (type not in (Q4M, Q2) and codes[:, k:].any()) or scale[n:].any():
         raise FormatError("padding is not zero")
     if not (np.isfinite(scale).all() and (scale >= 0).all()):
         raise FormatError("a scale is negative or not finite")
@@ -355,29 +415,27 @@ def decode_blob(data, type, n, k):
     return codes[:n, :k].astype(np.float32) * scales[:n]
 
 
-def q8_codes(data, rows, columns, sides):
+def q8_codes(data, rows, columns, type):
     """Return (int8 [rows, columns], block scales [rows, columns / 64] or None for Q8, bytes read). Tiles are 16 x 4."""
     tiles = np.frombuffer(data, np.int8, rows * columns).reshape(rows // 16, columns // 4, 16, 4)
     codes = tiles.transpose(0, 2, 1, 3).reshape(rows, columns)
     if (codes == -128).any():
         raise FormatError("a Q8 code is -128")
-    side = read_sides(data, rows, columns // 64, sides, rows * columns)
-    return codes, parts_of(side) if sides else None, rows * columns + side.size
+    side = read_sides(data, rows, columns // 64, SIDES[type], rows * columns)
+    return codes, parts_of(side) if type == Q8B else None, rows * columns + side.size
 
 
-def q4_codes(data, rows, columns, sides):
+def q4_codes(data, rows, columns, type):
     """Like q8_codes, for Q4 (no block scales) and Q4M. A byte holds columns 8g + i (low nibble) and 8g + 4 + i."""
     pairs = np.frombuffer(data, np.uint8, rows * columns // 2).reshape(rows // 16, columns // 8, 16, 4)
     nibbles = np.stack([pairs & 15, pairs >> 4], axis=2).astype(np.int32) - 8  # [rows/16, columns/8, 2, 16, 4]
     codes = nibbles.transpose(0, 3, 1, 2, 4).reshape(rows, columns)
-    side = read_sides(data, rows, columns // 64, sides, rows * columns // 2)
-    least, most = (-15, 15) if sides == SIDES[Q4] else (0, 16)
-    if (side[:, :, :2] < least).any() or (side[:, :, :2] > most).any():
-        raise FormatError(f"a group scale is out of range ({least} to {most})")
+    side = read_sides(data, rows, columns // 64, SIDES[type], rows * columns // 2)
+    check_subs(side, type)
     codes, end = int8_codes(codes, side), rows * columns // 2 + side.size
     if (np.abs(codes) > 127).any():
         raise FormatError("a code is out of range (-127 to 127)")
-    return codes, parts_of(side) if sides == SIDES[Q4M] else None, end
+    return codes, parts_of(side) if type == Q4M else None, end
 
 
 # ---- Tensors ---------------------------------------------------------------------------------------------------------
@@ -583,7 +641,8 @@ def pack_header(meta, tensors, checksums):
         entries.append(pad8(entry + struct.pack("<QQII", offset, size, checksum, 0) + name) + pad8(slabs))
     head += b"".join(entries)
     fixed = struct.pack("<QQII24x", header_bytes, end, len(meta), len(tensors))
-    return MAGIC + struct.pack("<II", VERSION, zlib.crc32(fixed + head)) + fixed + head, offsets, end
+    version = LOW_VERSION if any(type in LEVELS for type, _, _ in tensors.values()) else VERSION
+    return MAGIC + struct.pack("<II", version, zlib.crc32(fixed + head)) + fixed + head, offsets, end
 
 
 def written_file(path):
@@ -739,8 +798,8 @@ def read_header(file):
     if len(start) < HEADER or start[:8] != MAGIC:
         raise FormatError("not a model file")
     version, crc, header_bytes, file_bytes, n_meta, n_tensors = struct.unpack_from("<IIQQII", start, 8)
-    if version not in (1, 2):
-        raise FormatError(f"version {version} is not supported: expected 1 or 2")
+    if version not in (1, VERSION, LOW_VERSION):
+        raise FormatError(f"version {version} is not supported: expected 1 to {LOW_VERSION}")
     if file_bytes != size:
         raise FormatError(f"file has {size} bytes, but the header specifies {file_bytes}")
     if not HEADER <= header_bytes <= file_bytes or header_bytes % 8:
@@ -803,6 +862,8 @@ def read(path):
                 raise FormatError(f"{name}: checksum mismatch in expert {i}")
     if cursor.at != header_bytes or end != file_bytes:
         raise FormatError("trailing bytes")
+    if any(t.type in LEVELS for t in tensors.values()) != (cursor.version == LOW_VERSION):
+        raise FormatError(f"version {cursor.version} does not match the number formats")
     return meta, tensors
 
 

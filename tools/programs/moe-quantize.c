@@ -38,7 +38,10 @@ static const option_program program = {
              "  q8b   3% larger than q8, one scale per 64 weights\n"
              "  q4    a little over half a byte, one scale per 32 weights\n"
              "  q4m   10% larger than q4, with a centre per 32 weights: preserves the codes\n"
-             "        of formats with a scale and a minimum (Q4_1, Q4_K)",
+             "        of formats with a scale and a minimum (Q4_1, Q4_K)\n"
+             "  q3    3.3 bits, one scale per 32 weights\n"
+             "  q2    2.3 bits, one scale per 32 weights. For experts only: all other weights\n"
+             "        lose far more",
     OPTION_LISTS(OPTION_OWN),
     .notes = "Gates, thresholds and biases remain f32. OUT is created only when complete. Rounding cannot be undone, "
              "so quantise from the f32 file. If any type changes, OUT does not contain the golden sentences of IN; "
