@@ -879,10 +879,11 @@ static int moe_find_target(moe_output *o, uint64_t bytes) {
     return old & (FILE_ATTRIBUTE_DIRECTORY | FILE_ATTRIBUTE_DEVICE) ? -1 : old & FILE_ATTRIBUTE_READONLY ? EACCES : 0;
 }
 
-/* Delete the temporary file when its last handle is closed, or keep it. */
+/* Delete the temporary file when its last handle is closed, or keep it. Returns 0 or -1 and sets errno. */
 static int moe_delete_at_end(const moe_output *o, int wanted) {
     FILE_DISPOSITION_INFO info = { .DeleteFile = (BOOLEAN)wanted };
-    return SetFileInformationByHandle(moe_handle(o->fd), FileDispositionInfo, &info, sizeof info) != 0;
+    return SetFileInformationByHandle(moe_handle(o->fd), FileDispositionInfo, &info, sizeof info) ? 0
+                                                                                                  : moe_windows_error();
 }
 
 /* Create the temporary file. Returns 0 or errno. */
@@ -910,19 +911,13 @@ static int64_t moe_write_some(const moe_output *o, const void *data, size_t byte
 }
 
 /* Return 1, or 0 and set errno. */
-static int moe_windows_done(BOOL done) { return done ? 1 : (moe_windows_error(), 0); }
-
-static int moe_sync(int fd) { return moe_windows_done(FlushFileBuffers(moe_handle(fd))); }
-
-static int moe_empty_temporary(const moe_output *o) {
-    FILE_END_OF_FILE_INFO end = { .EndOfFile.QuadPart = 0 };
-    return moe_windows_done(SetFileInformationByHandle(moe_handle(o->fd), FileEndOfFileInfo, &end, sizeof end));
-}
+static int moe_sync(int fd) { return _commit(fd) == 0; }
+static int moe_empty_temporary(const moe_output *o) { return _chsize_s(o->fd, 0) == 0; }
 
 /* Give the temporary file its final name. Returns 0 or errno. */
 static int moe_keep_temporary(moe_output *o) {
     moe_wide_path from, to;
-    int code = moe_sync(o->fd) && moe_windows_done(moe_delete_at_end(o, 0)) ? 0 : errno;
+    int code = moe_sync(o->fd) && moe_delete_at_end(o, 0) == 0 ? 0 : errno;
     _close(o->fd);
     if (code || !moe_widen(o->temporary, from) || !moe_widen(o->target, to)) return errno;
     if (MoveFileExW(from, to, MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH)) return 0;
@@ -2847,10 +2842,9 @@ typedef void (*moe_tile_fn)(const moe_linear *l, const int32_t *start, size_t ro
  * MOE_ISA_FETCH(type, w) prefetches weights.
  *
  * Quantised tiles of x86: moe_ints_BITS is a register of MOE_ISA_BITS bits with the sums of 8 or 16 outputs. Operations
- * moe_ints_OPERATION_BITS: of(x), load(x), store(x, v), add(a, b), field(v, shift, mask) of each byte, look(table, v),
- * factor(subs) (the outputs' subs in the low half of each lane), middles(mids) (mids in the high half), part(low) (the
- * outputs' parts), add_block(y, v, scale) (add v times the scale to floats), add_part(y, v, scale, part). Operations
- * moe_OPERATION_ISA:
+ * moe_ints_OPERATION_BITS: op(name) (the intrinsic _mmBITS_name), load(x), store(x, v), field(v, shift, mask) of each
+ * byte, look(table, v), factor(subs) (the outputs' subs in the low half of each lane), middles(mids) (mids in the high
+ * half), part(low) (the outputs' parts). Operations moe_OPERATION_ISA:
  *
  *   line_of(w)              load Q8 weights to a moe_line_ISA, the operand of `product`
  *   product(sum, line, x)   add the products of four columns; every lane of x contains the same four codes
@@ -3278,7 +3272,7 @@ MOE_ISA_INLINE void K(q8_line)(const moe_matrix *m, const int8_t *x, const char 
     MOE_UNROLL_FOR (int v = 0; v < wide; v++)
         line[v] = K(line_of)(w + moe_register_at(v * MOE_WIDTH, m->cols_padded * 16, 4), started);
     MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-        const Q four = I(of)(moe_four(x + (size_t)r * code_bytes));
+        const Q four = I(op)(set1_epi32)(moe_four(x + (size_t)r * code_bytes));
         MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
             sum[r][at + v] = K(product)(sum[r][at + v], line[v], four, started);
             MOE_HOLD(sum[r][at + v]);
@@ -3313,8 +3307,8 @@ MOE_ISA_INLINE void K(two_units)(const char *w, const size_t u, const size_t bit
         *high = I(field)(line, bits, bits == 3 ? 7 : 15);
     } else {
         const Q third = I(load)(w + 128);
-        *low = I(add)(I(field)(line, 6, 3), I(field)(third, 4, 4));
-        *high = I(add)(I(field)(I(load)(w + 64), 6, 3), I(field)(third, 5, 4));
+        *low = I(op)(add_epi32)(I(field)(line, 6, 3), I(field)(third, 4, 4));
+        *high = I(op)(add_epi32)(I(field)(I(load)(w + 64), 6, 3), I(field)(third, 5, 4));
     }
 }
 
@@ -3335,7 +3329,7 @@ MOE_ISA_INLINE void K(q4_sums)(const moe_matrix *m, const int8_t *x, const int8_
             taken[r] = (bits == 3 ? 4 : 8) * moe_code_sum(x_sums + (size_t)r * code_bytes);
             MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
                 part[r][v] = K(part_of)(taken[r]);
-                if (apart) part[r][wide + v] = I(of)(0);
+                if (apart) part[r][wide + v] = I(op)(set1_epi32)(0);
             }
         }
         MOE_UNROLL_FOR (size_t u = 0; u < 4; u++, x += 8) { /* 16 outputs x 8 columns */
@@ -3345,7 +3339,7 @@ MOE_ISA_INLINE void K(q4_sums)(const moe_matrix *m, const int8_t *x, const int8_
                 K(two_units)(w + moe_register_at(v * MOE_WIDTH, groups * 64 * bits, 4), u, bits, &low[v], &high[v]);
             MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
                 const int8_t *eight = x + (size_t)r * code_bytes;
-                const Q x0 = I(of)(moe_four(eight)), x1 = I(of)(moe_four(eight + 4));
+                const Q x0 = I(op)(set1_epi32)(moe_four(eight)), x1 = I(op)(set1_epi32)(moe_four(eight + 4));
                 MOE_UNROLL_FOR (int v = 0; v < wide; v++) part[r][v] = K(product_q4)(part[r][v], low[v], x0);
                 MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
                     Q *to = &part[r][apart ? wide + v : v];
@@ -3355,9 +3349,9 @@ MOE_ISA_INLINE void K(q4_sums)(const moe_matrix *m, const int8_t *x, const int8_
         }
         MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
             const int8_t *side = sub + moe_register_at(v * MOE_WIDTH, side_bytes, 1);
-            const Q factor = mids ? I(add)(I(factor)(side), I(middles)(side + 32)) : I(factor)(side);
+            const Q factor = mids ? I(op)(add_epi32)(I(factor)(side), I(middles)(side + 32)) : I(factor)(side);
             MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-                const Q whole = apart ? I(add)(part[r][v], part[r][wide + v]) : part[r][v];
+                const Q whole = apart ? I(op)(add_epi32)(part[r][v], part[r][wide + v]) : part[r][v];
                 sum[r][v] = K(times_sub)(sum[r][v], whole, taken[r], factor, mids);
                 MOE_HOLD(sum[r][v]);
             }
@@ -3398,10 +3392,14 @@ MOE_ISA_INLINE void K(put_sums)(const moe_linear *l, size_t row, const moe_colum
                                         : moe_block_scale(c->x_scales + (size_t)r * code_bytes);
         MOE_UNROLL_FOR (int v = 0; v < wide; v++) {
             const int at = r * blocks * 16 + (first + v) * MOE_WIDTH;
-            MOE_UNROLL_FOR (int i = 1; i < lines; i++) sum[r][v] = I(add)(sum[r][v], sum[r][i * wide + v]);
-            if (parts) I(add_part)(floats + at, sum[r][v], scale, part[v]);
-            else if (blocked) I(add_block)(floats + at, sum[r][v], scale);
-            else I(store)(sums + at, sum[r][v]);
+            MOE_UNROLL_FOR (int i = 1; i < lines; i++) sum[r][v] = I(op)(add_epi32)(sum[r][v], sum[r][i * wide + v]);
+            if (blocked) {
+                const F all = I(op)(set1_ps)(scale), by = parts ? I(op)(mul_ps)(all, part[v]) : all;
+                const F more = I(op)(mul_ps)(I(op)(cvtepi32_ps)(sum[r][v]), by);
+                I(op)(storeu_ps)(floats + at, I(op)(add_ps)(I(op)(loadu_ps)(floats + at), more));
+            } else {
+                I(store)(sums + at, sum[r][v]);
+            }
         }
     }
 }
@@ -3444,7 +3442,7 @@ MOE_ISA_INLINE void K(columns)(const moe_linear *l, const int32_t *start, size_t
     if (started && blocked) start = K(taken)(c->x_sums, moe_code_bytes(m->cols), rows, taken);
     MOE_UNROLL_FOR (int r = 0; r < rows; r++)
         MOE_UNROLL_FOR (int v = 0; v < wide * lines; v++)
-            sum[r][v] = started && v < wide ? K(start)(start, r, v) : I(of)(0);
+            sum[r][v] = started && v < wide ? K(start)(start, r, v) : I(op)(set1_epi32)(0);
     if (MOE_APART(type, rows)) __asm__("" : "+r"(span)); /* hide the length from gcc 12, which would store all sums */
     if (few) next = c->w + MOE_AHEAD, ask = first ? 0 : lines;
     switch (few || !blocked ? ask : 0) {
@@ -3662,15 +3660,9 @@ typedef struct moe_line_avx2 {
     __m256i size, sign;
 } moe_line_avx2;
 
-#define moe_ints_of_256 _mm256_set1_epi32
-#define moe_ints_add_256 _mm256_add_epi32
+#define moe_ints_op_256(op) _mm256_##op
 #define moe_ints_load_256(x) _mm256_loadu_si256((const void *)(x))
 #define moe_ints_store_256(x, v) _mm256_storeu_si256((void *)(x), v)
-#define moe_ints_add_factor_256(y, v, factor)                                                            \
-    _mm256_storeu_ps(y, _mm256_add_ps(_mm256_loadu_ps(y), _mm256_mul_ps(_mm256_cvtepi32_ps(v), factor)))
-#define moe_ints_add_block_256(y, v, scale) moe_ints_add_factor_256(y, v, _mm256_set1_ps(scale))
-#define moe_ints_add_part_256(y, v, scale, part)                              \
-    moe_ints_add_factor_256(y, v, _mm256_mul_ps(_mm256_set1_ps(scale), part))
 MOE_AVX2 MOE_INLINE __m256 moe_ints_part_256(const int8_t *low) {
     return _mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_loadl_epi64((const void *)low),
                                              _mm_loadl_epi64((const void *)(low + 16))));
@@ -3884,15 +3876,9 @@ MOE_AVX512 MOE_INLINE void moe_lanes_put_avx512(const moe_linear *l, size_t row,
 typedef __m512i moe_ints_512, moe_line_avx512;
 typedef __m512 moe_floats_512;
 
-#define moe_ints_of_512 _mm512_set1_epi32
-#define moe_ints_add_512 _mm512_add_epi32
+#define moe_ints_op_512(op) _mm512_##op
 #define moe_ints_load_512 _mm512_loadu_si512
 #define moe_ints_store_512 _mm512_storeu_si512
-#define moe_ints_add_factor_512(y, v, factor)                                                            \
-    _mm512_storeu_ps(y, _mm512_add_ps(_mm512_loadu_ps(y), _mm512_mul_ps(_mm512_cvtepi32_ps(v), factor)))
-#define moe_ints_add_block_512(y, v, scale) moe_ints_add_factor_512(y, v, _mm512_set1_ps(scale))
-#define moe_ints_add_part_512(y, v, scale, part)                              \
-    moe_ints_add_factor_512(y, v, _mm512_mul_ps(_mm512_set1_ps(scale), part))
 MOE_AVX512 MOE_INLINE __m512 moe_ints_part_512(const int8_t *low) {
     const __m256i lows = _mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)low));
     const __m256i highs = _mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)(low + 16)));
@@ -4048,21 +4034,15 @@ MOE_UNUSED static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_OF(av
  * are 1.1 for 12 and 1.7 for 32 rows. Prefetching as in AVX-512 had no effect.
  *
  * Compiler vectors are used instead of intrinsics, so tests/engine/isa_emu.h can compile this section with tiles
- * emulated in C (MOE_TILE_*) for machines without AMX or even AVX-512. */
+ * emulated in C (_tile_*) for machines without AMX or even AVX-512. */
 
-#if MOE_X86 && (defined(MOE_TILE_LOADCONFIG) ||                                                        \
-                (defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)))
+#if MOE_X86 &&                                                                                                       \
+    (defined(MOE_AMX_REST) || (defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)))
 #define MOE_AMX 1
 
-#ifndef MOE_TILE_LOADCONFIG
+#ifndef MOE_AMX_REST
 #define MOE_AMX_TARGET __attribute__((target("amx-tile,amx-int8," MOE_AVX512_TARGET)))
 #define MOE_AMX_REST avx512
-#define MOE_TILE_LOADCONFIG(config) _tile_loadconfig(config)
-#define MOE_TILE_RELEASE() _tile_release()
-#define MOE_TILE_ZERO(tile) _tile_zero(tile)
-#define MOE_TILE_LOADD(tile, base, stride) _tile_loadd(tile, base, stride)
-#define MOE_TILE_STORED(tile, base, stride) _tile_stored(tile, base, stride)
-#define MOE_TILE_DPBSSD(c, a, b) _tile_dpbssd(c, a, b)
 /* Convert 16 int8 to int32; gcc 12 compiles __builtin_convertvector to scalar code. */
 #define MOE_AMX_WIDEN(to, from) ((to) = (moe_i32x16)_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(from))))
 #define MOE_AMX_PARTS(to, low) ((to) = (moe_f32x16)moe_ints_part_512(low))
@@ -4110,7 +4090,7 @@ MOE_AMX_TARGET MOE_INLINE void moe_amx_configure(size_t height, int pair) {
         config.rows[t] = (uint8_t)(t < 5 || (t == 5 && pair) ? height : 16);
     }
     __asm__ volatile("" : : "r"(&config) : "memory"); /* gcc 12 assumes that only 8 bytes of config are read */
-    MOE_TILE_LOADCONFIG(&config);
+    _tile_loadconfig(&config);
 }
 
 /* Expand columns [k0, k1) of a block of a matrix of fewer than 8 bits to Q8 in `out`, aligned to 64. x86 cannot
@@ -4153,20 +4133,20 @@ MOE_AMX_TARGET MOE_INLINE void moe_amx_expand(const moe_matrix *m, size_t block,
 MOE_AMX_TARGET MOE_INLINE void moe_amx_one(const int8_t *a, size_t a_stride, const int8_t *b, size_t b_next,
                                            size_t blocks, size_t k) {
     for (; k; k -= 64, a += 64, b += 1024) {
-        MOE_TILE_LOADD(4, a, a_stride);
-        MOE_TILE_LOADD(5, b, 64);
-        MOE_TILE_DPBSSD(0, 4, 5);
+        _tile_loadd(4, a, a_stride);
+        _tile_loadd(5, b, 64);
+        _tile_dpbssd(0, 4, 5);
         if (blocks > 1) {
-            MOE_TILE_LOADD(6, b + b_next, 64);
-            MOE_TILE_DPBSSD(1, 4, 6);
+            _tile_loadd(6, b + b_next, 64);
+            _tile_dpbssd(1, 4, 6);
         }
         if (blocks > 2) {
-            MOE_TILE_LOADD(7, b + 2 * b_next, 64);
-            MOE_TILE_DPBSSD(2, 4, 7);
+            _tile_loadd(7, b + 2 * b_next, 64);
+            _tile_dpbssd(2, 4, 7);
         }
         if (blocks > 3) {
-            MOE_TILE_LOADD(5, b + 3 * b_next, 64);
-            MOE_TILE_DPBSSD(3, 4, 5);
+            _tile_loadd(5, b + 3 * b_next, 64);
+            _tile_dpbssd(3, 4, 5);
         }
     }
 }
@@ -4175,15 +4155,15 @@ MOE_AMX_TARGET MOE_INLINE void moe_amx_one(const int8_t *a, size_t a_stride, con
 MOE_AMX_TARGET MOE_INLINE void moe_amx_two(const int8_t *a, const int8_t *a1, size_t a_stride, const int8_t *b,
                                            size_t b_next, size_t blocks, size_t k) {
     for (; k; k -= 64, a += 64, a1 += 64, b += 1024) {
-        MOE_TILE_LOADD(4, a, a_stride);
-        MOE_TILE_LOADD(6, b, 64);
-        MOE_TILE_DPBSSD(0, 4, 6);
-        MOE_TILE_LOADD(5, a1, a_stride);
-        MOE_TILE_DPBSSD(1, 5, 6);
+        _tile_loadd(4, a, a_stride);
+        _tile_loadd(6, b, 64);
+        _tile_dpbssd(0, 4, 6);
+        _tile_loadd(5, a1, a_stride);
+        _tile_dpbssd(1, 5, 6);
         if (blocks > 1) {
-            MOE_TILE_LOADD(7, b + b_next, 64);
-            MOE_TILE_DPBSSD(2, 4, 7);
-            MOE_TILE_DPBSSD(3, 5, 7);
+            _tile_loadd(7, b + b_next, 64);
+            _tile_dpbssd(2, 4, 7);
+            _tile_dpbssd(3, 5, 7);
         }
     }
 }
@@ -4197,14 +4177,14 @@ MOE_AMX_TARGET MOE_INLINE void moe_amx_add_block(const moe_linear *l, const size
                  stride = l->scales ? sizeof(float) : code_bytes;
     const int8_t *scales = l->codes + moe_scales_at(l) + k / 64 * sizeof(float);
     int32_t sums[4][16 * 16] __attribute__((aligned(64)));
-    MOE_TILE_STORED(0, sums[0], 64);
-    MOE_TILE_ZERO(0);
-    if (tiles > 1) MOE_TILE_STORED(1, sums[1], 64);
-    MOE_TILE_ZERO(1);
-    if (tiles > 2) MOE_TILE_STORED(2, sums[2], 64);
-    MOE_TILE_ZERO(2);
-    if (tiles > 3) MOE_TILE_STORED(3, sums[3], 64);
-    MOE_TILE_ZERO(3);
+    _tile_stored(0, sums[0], 64);
+    _tile_zero(0);
+    if (tiles > 1) _tile_stored(1, sums[1], 64);
+    _tile_zero(1);
+    if (tiles > 2) _tile_stored(2, sums[2], 64);
+    _tile_zero(2);
+    if (tiles > 3) _tile_stored(3, sums[3], 64);
+    _tile_zero(3);
     __asm__ volatile("" : : "r"(sums) : "memory");
     for (size_t i = 0; i < tiles; i++) {
         const size_t row = rows[high > 1 && i % 2], part_block = block + (i >> (high - 1));
@@ -4241,10 +4221,10 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
             const size_t begin[2] = { row0 + moe_min(tile * height, rows - height),
                                       row0 + moe_min((tile + 1) * height, rows - height) };
             const int8_t *a = l->codes + begin[0] * stride, *a1 = l->codes + begin[1] * stride;
-            MOE_TILE_ZERO(0);
-            MOE_TILE_ZERO(1);
-            MOE_TILE_ZERO(2);
-            MOE_TILE_ZERO(3);
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
             if (by_block) memset(floats, 0, sizeof floats);
             for (size_t k0 = 0; k0 < k; k0 += span) {
                 const size_t n = moe_min(span, k - k0);
@@ -4263,10 +4243,10 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
                 }
                 __asm__ volatile("" : : "r"(b) : "memory"); /* the tile loads must precede new stores to b */
             }
-            MOE_TILE_STORED(0, sums[0], 64);
-            MOE_TILE_STORED(1, sums[1], 64);
-            MOE_TILE_STORED(2, sums[2], 64);
-            MOE_TILE_STORED(3, sums[3], 64);
+            _tile_stored(0, sums[0], 64);
+            _tile_stored(1, sums[1], 64);
+            _tile_stored(2, sums[2], 64);
+            _tile_stored(3, sums[3], 64);
             for (size_t i = 0; i < high * blocks; i++) {
                 const size_t first = (tile + (i & (high - 1))) * height, skip = first - moe_min(first, rows - height);
                 if (first >= rows) continue;
@@ -4277,7 +4257,7 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
             }
         }
     }
-    MOE_TILE_RELEASE();
+    _tile_release();
 }
 
 static void moe_linear_amx(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
@@ -5735,10 +5715,10 @@ typedef struct moe_save {
     const moe_file *old;    /* or NULL */
     int same_type;          /* 1 if the numbers of all tensors of `old` are unchanged */
     moe_write_params given; /* parameters of the caller */
-    moe_save_tensor *tensors;
     size_t n_tensors;
     uint64_t file_bytes;
-    size_t header_bytes;
+    size_t tensors_bytes, header_bytes, piece_bytes, row_bytes; /* sizes of this memory: */
+    moe_save_tensor *tensors;
     char *header, *piece;
     float *row; /* a row of floats, followed by its codes and sides */
     int resumed;
@@ -5982,55 +5962,51 @@ static moe_status moe_save_all(moe_save *s) {
     if (s->given.resume && !moe_sync(s->out.fd)) return moe_output_fail(&s->out, errno, s->error);
     moe_save_header(s, s->header);
     s->out.at = 0;
-    return moe_output_write(&s->out, s->header, s->header_bytes, s->error);
+    MOE_TRY(moe_output_write(&s->out, s->header, s->header_bytes, s->error));
+    return s->old ? moe_check_unchanged(s->old, s->error) : MOE_OK;
 }
 
 /* Write a file, given the names, types and shapes of its tensors. The header, still without slab checksums, is first
  * checked by moe_file_parse. */
 static moe_status moe_save_run(moe_save *s, const char *path) {
     const moe_allocator *a = &s->given.allocator;
-    size_t piece_bytes = 0, row_bytes = 0;
-    moe_status status = MOE_OK;
+    moe_error *error = s->error;
     moe_file f = { .fd = -1 };
     for (size_t i = 0; i < s->given.n_entries; i++) /* moe_file_parse checks the rest */
         if (!s->given.entries[i].key || s->given.entries[i].kind < MOE_META_INT ||
             s->given.entries[i].kind > MOE_META_TEXTS || s->given.entries[i].kind == MOE_META_REALS)
-            return moe_fail(s->error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has no key or an invalid kind",
-                            i);
+            MOE_FAIL(ARGUMENT, "entries", "metadata entry %zu has no key or an invalid kind", i);
     s->file_bytes = s->header_bytes = moe_save_header(s, NULL);
     for (size_t i = 0; i < s->n_tensors; i++) {
         moe_tensor_info *t = &s->tensors[i].info;
         t->bytes = moe_tensor_bytes(t);
         t->offset = moe_round_up((size_t)s->file_bytes, t->experts ? MOE_SLAB_ALIGN : MOE_ALIGN);
         s->file_bytes = t->offset + t->bytes;
-        piece_bytes = moe_max(piece_bytes, (size_t)(t->bytes / moe_experts_of(t)));
+        s->piece_bytes = moe_max(s->piece_bytes, (size_t)(t->bytes / moe_experts_of(t)));
         for (uint32_t d = 0; d < t->n_dims; d++)
-            row_bytes = moe_max(row_bytes, 2 * moe_round_up((size_t)t->dims[d], MOE_Q8_COLS) * sizeof *s->row);
+            s->row_bytes = moe_max(s->row_bytes, 2 * moe_round_up((size_t)t->dims[d], MOE_Q8_COLS) * sizeof *s->row);
     }
     s->header = moe_allocate_zeroed(a, s->header_bytes);
-    if (s->header) {
-        moe_save_header(s, s->header);
-        status = moe_file_parse(&f, s->header, (size_t)s->file_bytes, s->header_bytes, a, s->error);
-        moe_file_free(&f, a);
-        if (status == MOE_ERROR_FORMAT || status == MOE_ERROR_UNSUPPORTED) status = MOE_ERROR_ARGUMENT;
-        if (s->error && status != MOE_OK) s->error->code = status;
-    }
-    if (s->header && status == MOE_OK) {
-        s->piece = moe_allocate_zeroed(a, piece_bytes);
-        s->row = moe_allocate_zeroed(a, row_bytes);
-    }
-    if (status == MOE_OK && !(s->piece && s->row))
-        status = moe_fail(s->error, MOE_ERROR_MEMORY, "save", "out of memory: converting a tensor needs %zu bytes",
-                          piece_bytes);
-    if (status == MOE_OK) status = moe_output_begin(&s->out, path, s->file_bytes, s->given.resume != NULL, s->error);
-    if (status == MOE_OK) {
-        status = moe_save_all(s);
-        if (s->old && status == MOE_OK) status = moe_check_unchanged(s->old, s->error);
-        status = moe_output_end(&s->out, status, s->error);
-    }
-    moe_release(a, s->header, s->header_bytes);
-    moe_release(a, s->piece, piece_bytes);
-    moe_release(a, s->row, row_bytes);
+    if (!s->header) MOE_FAIL(MEMORY, "save", "out of memory for a header of %zu bytes", s->header_bytes);
+    moe_save_header(s, s->header);
+    moe_status status = moe_file_parse(&f, s->header, (size_t)s->file_bytes, s->header_bytes, a, error);
+    moe_file_free(&f, a);
+    if (status == MOE_ERROR_FORMAT || status == MOE_ERROR_UNSUPPORTED) status = MOE_ERROR_ARGUMENT;
+    if (error && status != MOE_OK) error->code = status;
+    MOE_TRY(status);
+    s->piece = moe_allocate_zeroed(a, s->piece_bytes);
+    s->row = moe_allocate_zeroed(a, s->row_bytes);
+    if (!s->piece || !s->row)
+        MOE_FAIL(MEMORY, "save", "out of memory: converting a tensor needs %zu bytes", s->piece_bytes);
+    MOE_TRY(moe_output_begin(&s->out, path, s->file_bytes, s->given.resume != NULL, error));
+    return moe_output_end(&s->out, moe_save_all(s), error);
+}
+
+static moe_status moe_save_end(moe_save *s, moe_status status) {
+    moe_release(&s->given.allocator, s->tensors, s->tensors_bytes);
+    moe_release(&s->given.allocator, s->header, s->header_bytes);
+    moe_release(&s->given.allocator, s->piece, s->piece_bytes);
+    moe_release(&s->given.allocator, s->row, s->row_bytes);
     return status;
 }
 
@@ -6061,11 +6037,11 @@ static int moe_save_some(moe_save *s, const moe_rows_entry *e) {
 
 static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const char *path,
                                 const moe_save_params *params, moe_error *error) {
-    const size_t bytes = (f->n_tensors + params->n_vectors) * sizeof(moe_save_tensor);
     moe_save s = { .old = f,
                    .same_type = !params->n_vectors && !params->n_rows,
                    .given = { .allocator = *a, .entries = params->entries, .n_entries = params->n_entries },
                    .n_tensors = f->n_tensors,
+                   .tensors_bytes = (f->n_tensors + params->n_vectors) * sizeof *s.tensors,
                    .error = error };
     moe_status status = MOE_OK;
     for (int i = 0; i < 2; i++) {
@@ -6073,7 +6049,7 @@ static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const
         if (!moe_type_known((uint32_t)type) && type != MOE_TYPE_KEEP)
             MOE_FAIL(ARGUMENT, "type", "unknown number format");
     }
-    s.tensors = moe_allocate_zeroed(a, bytes);
+    s.tensors = moe_allocate_zeroed(a, s.tensors_bytes);
     if (!s.tensors) MOE_FAIL(MEMORY, "save", "out of memory for the tensor directory");
     for (size_t i = 0; i < f->n_tensors; i++) {
         s.tensors[i] = (moe_save_tensor){ .info = f->tensors[i], .old = &f->tensors[i] };
@@ -6086,9 +6062,7 @@ static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const
     for (size_t i = 0; i < params->n_rows && status == MOE_OK; i++)
         if (!moe_save_some(&s, &params->rows[i]))
             status = moe_fail(error, MOE_ERROR_ARGUMENT, "rows", "entry %zu has an invalid name or invalid rows", i);
-    if (status == MOE_OK) status = moe_save_run(&s, path);
-    moe_release(a, s.tensors, bytes);
-    return status;
+    return moe_save_end(&s, status ? status : moe_save_run(&s, path));
 }
 
 moe_status moe_model_write_sized(const char *path, const moe_write_params *given, size_t size, moe_error *error) {
@@ -6096,8 +6070,8 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
     moe_status status = MOE_OK;
     MOE_TRY(moe_take_struct(&s.given, sizeof s.given, given, size, "moe_write_params", error));
     s.given.allocator = moe_allocator_or_default(&s.given.allocator);
-    size_t bytes = s.given.n_tensors * sizeof *s.tensors;
-    s.tensors = moe_allocate_zeroed(&s.given.allocator, bytes);
+    s.tensors_bytes = s.given.n_tensors * sizeof *s.tensors;
+    s.tensors = moe_allocate_zeroed(&s.given.allocator, s.tensors_bytes);
     if (!s.tensors) MOE_FAIL(MEMORY, "write", "out of memory for the tensor directory");
     for (; s.n_tensors < s.given.n_tensors && status == MOE_OK; s.n_tensors++) { /* moe_file_parse checks the rest */
         const moe_tensor_spec *spec = &s.given.tensors[s.n_tensors];
@@ -6112,9 +6086,7 @@ moe_status moe_model_write_sized(const char *path, const moe_write_params *given
             status = moe_fail(error, MOE_ERROR_ARGUMENT, "tensors", "tensor %zu has an invalid name, type or shape",
                               s.n_tensors);
     }
-    if (status == MOE_OK) status = moe_save_run(&s, path);
-    moe_release(&s.given.allocator, s.tensors, bytes);
-    return status;
+    return moe_save_end(&s, status ? status : moe_save_run(&s, path));
 }
 
 #else

@@ -46,12 +46,19 @@ __attribute__((target("avx2"))) static inline __m256i avxvnni_dpbusd(__m256i sum
 #define MOE_AMX_TARGET
 #define MOE_AMX_REST portable
 
-#define MOE_TILE_LOADCONFIG(config) amx_loadconfig(config)
-#define MOE_TILE_RELEASE() amx_release()
-#define MOE_TILE_ZERO(tile) amx_zero(tile)
-#define MOE_TILE_LOADD(tile, base, stride) amx_loadd(tile, base, stride)
-#define MOE_TILE_STORED(tile, base, stride) amx_stored(tile, base, stride)
-#define MOE_TILE_DPBSSD(c, a, b) amx_dpbssd(c, a, b)
+/* Replace the intrinsics, which are macros or functions of <immintrin.h>. */
+#undef _tile_loadconfig
+#undef _tile_release
+#undef _tile_zero
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_dpbssd
+#define _tile_loadconfig(config) amx_loadconfig(config)
+#define _tile_release() amx_release()
+#define _tile_zero(tile) amx_zero(tile)
+#define _tile_loadd(tile, base, stride) amx_loadd(tile, base, stride)
+#define _tile_stored(tile, base, stride) amx_stored(tile, base, stride)
+#define _tile_dpbssd(c, a, b) amx_dpbssd(c, a, b)
 #define MOE_AMX_WIDEN(to, from)                                     \
     for (int lane = 0; lane < 16; lane++) (to)[lane] = (from)[lane]
 #define MOE_AMX_PARTS(to, low)                                                \
