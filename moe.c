@@ -879,11 +879,10 @@ static int moe_find_target(moe_output *o, uint64_t bytes) {
     return old & (FILE_ATTRIBUTE_DIRECTORY | FILE_ATTRIBUTE_DEVICE) ? -1 : old & FILE_ATTRIBUTE_READONLY ? EACCES : 0;
 }
 
-/* Delete the temporary file when its last handle is closed, or keep it. Returns 0 or -1 and sets errno. */
+/* Delete the temporary file when its last handle is closed, or keep it. */
 static int moe_delete_at_end(const moe_output *o, int wanted) {
     FILE_DISPOSITION_INFO info = { .DeleteFile = (BOOLEAN)wanted };
-    return SetFileInformationByHandle(moe_handle(o->fd), FileDispositionInfo, &info, sizeof info) ? 0
-                                                                                                  : moe_windows_error();
+    return SetFileInformationByHandle(moe_handle(o->fd), FileDispositionInfo, &info, sizeof info) != 0;
 }
 
 /* Create the temporary file. Returns 0 or errno. */
@@ -911,13 +910,19 @@ static int64_t moe_write_some(const moe_output *o, const void *data, size_t byte
 }
 
 /* Return 1, or 0 and set errno. */
-static int moe_sync(int fd) { return _commit(fd) == 0; }
-static int moe_empty_temporary(const moe_output *o) { return _chsize_s(o->fd, 0) == 0; }
+static int moe_windows_done(BOOL done) { return done ? 1 : (moe_windows_error(), 0); }
+
+static int moe_sync(int fd) { return moe_windows_done(FlushFileBuffers(moe_handle(fd))); }
+
+static int moe_empty_temporary(const moe_output *o) {
+    FILE_END_OF_FILE_INFO end = { .EndOfFile.QuadPart = 0 };
+    return moe_windows_done(SetFileInformationByHandle(moe_handle(o->fd), FileEndOfFileInfo, &end, sizeof end));
+}
 
 /* Give the temporary file its final name. Returns 0 or errno. */
 static int moe_keep_temporary(moe_output *o) {
     moe_wide_path from, to;
-    int code = moe_sync(o->fd) && moe_delete_at_end(o, 0) == 0 ? 0 : errno;
+    int code = moe_sync(o->fd) && moe_windows_done(moe_delete_at_end(o, 0)) ? 0 : errno;
     _close(o->fd);
     if (code || !moe_widen(o->temporary, from) || !moe_widen(o->target, to)) return errno;
     if (MoveFileExW(from, to, MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH)) return 0;
@@ -6263,6 +6268,12 @@ MOE_SHARED void moe_cache_forget(moe_cache *c, size_t number) {
 
 enum { MOE_READERS = 2 };
 
+/* Repeat a statement for the experts `t` of every graph `g`. */
+#define MOE_FOR_EXPERTS(g, t, graphs)                                                         \
+    for (int g = 0; g < MOE_GRAPHS; g++)                                                      \
+        for (moe_node *t = (graphs)[g].nodes; t < (graphs)[g].nodes + (graphs)[g].count; t++) \
+            if (t->op == MOE_OP_EXPERTS)
+
 typedef struct moe_bank_layer {
     const moe_experts *experts;
     moe_cache_layer cache;
@@ -6315,15 +6326,12 @@ typedef struct moe_bank {
 /* Count the experts of the graphs and the slots that fit in `budget` bytes. */
 static moe_status moe_bank_measure(moe_bank *b, const moe_graph *graphs, size_t budget, moe_error *error) {
     b->n_layers = b->experts = b->longest = b->slot_bytes = b->decoder = 0;
-    for (int g = 0; g < MOE_GRAPHS; g++) {
-        if (g == MOE_DECODER) b->decoder = b->n_layers;
-        for (const moe_node *t = graphs[g].nodes; t < graphs[g].nodes + graphs[g].count; t++) {
-            if (t->op != MOE_OP_EXPERTS) continue;
-            b->n_layers++;
-            b->experts += t->experts->count;
-            b->longest = moe_max(b->longest, t->experts->count);
-            b->slot_bytes = moe_max(b->slot_bytes, t->experts->stride);
-        }
+    MOE_FOR_EXPERTS (g, t, graphs) {
+        b->n_layers++;
+        b->decoder += g == MOE_ENCODER;
+        b->experts += t->experts->count;
+        b->longest = moe_max(b->longest, t->experts->count);
+        b->slot_bytes = moe_max(b->slot_bytes, t->experts->stride);
     }
     const size_t least = moe_min(2, b->experts);
     if (!b->experts) MOE_FAIL(UNSUPPORTED, "expert_memory", "expert_memory must be 0: the model has no experts");
@@ -6359,12 +6367,10 @@ static void moe_bank_layout(moe_bank *b, const moe_graph *graphs, size_t threads
         b->early[i] = 0;
         atomic_init(&b->done[i], 0);
     }
-    for (int g = 0; g < MOE_GRAPHS; g++)
-        for (const moe_node *t = graphs[g].nodes; t < graphs[g].nodes + graphs[g].count; t++) {
-            if (t->op != MOE_OP_EXPERTS) continue;
-            b->layers[n++] = (moe_bank_layer){ t->experts, { first, t->experts->count, 0 } };
-            first += t->experts->count;
-        }
+    MOE_FOR_EXPERTS (g, t, graphs) {
+        b->layers[n++] = (moe_bank_layer){ t->experts, { first, t->experts->count, 0 } };
+        first += t->experts->count;
+    }
 }
 
 /* ---- Reading ---- */
@@ -9912,29 +9918,23 @@ moe_status moe_model_verify(const moe_model *m, moe_error *error) {
     return status;
 }
 
-/* Copy the model's name, allocate the flags of verified pieces, and read a streamed file. */
-static moe_status moe_model_prepare(moe_model *m, const char *name, int verify, int stream, moe_error *error) {
-    const size_t length = name ? strlen(name) + 1 : 0;
-    if (length) m->name = moe_allocate_zeroed(&m->allocator, length);
-    if (m->name) m->file.origin.name = memcpy(m->name, name, length);
-    if (length && !m->name) MOE_FAIL(MEMORY, "model", "out of memory for the model's name");
-    if (verify >= 0) m->file.checked = moe_allocate_zeroed(&m->allocator, m->file.n_pieces * sizeof *m->file.checked);
-    if (verify >= 0 && !m->file.checked) MOE_FAIL(MEMORY, "model", "out of memory for verifying tensors");
-    return stream ? moe_file_stream(&m->file, error) : MOE_OK;
-}
-
 /* Load a model that starts with data[held]. If data holds only the header, read the rest from the origin's file. */
 static moe_status moe_model_load(moe_model *m, const char *name, const void *data, size_t bytes, size_t held,
                                  const moe_model_params *params, moe_error *error) {
-    const int verify = params->verify;
-    moe_status status = moe_file_parse(&m->file, data, bytes, held, &m->allocator, error);
-    if (status == MOE_OK) status = moe_model_prepare(m, name, verify, params->stream, error);
-    if (status == MOE_OK && (verify == 1 || (verify == 0 && bytes <= MOE_VERIFY_BYTES)))
-        status = moe_model_verify(m, error);
-    if (status == MOE_OK) status = moe_bind(m, error);
-    if (status == MOE_OK || status == MOE_ERROR_FORMAT) /* changed rather than damaged */
-        MOE_TRY(moe_check_unchanged(&m->file, error));
-    return status;
+    moe_file *f = &m->file;
+    MOE_TRY(moe_file_parse(f, data, bytes, held, &m->allocator, error));
+    if (name) {
+        m->name = moe_allocate_zeroed(&m->allocator, strlen(name) + 1);
+        if (!m->name) MOE_FAIL(MEMORY, "model", "out of memory for the model's name");
+        f->origin.name = memcpy(m->name, name, strlen(name));
+    }
+    if (params->verify >= 0) {
+        f->checked = moe_allocate_zeroed(&m->allocator, f->n_pieces * sizeof *f->checked);
+        if (!f->checked) MOE_FAIL(MEMORY, "model", "out of memory for verifying tensors");
+    }
+    if (params->stream) MOE_TRY(moe_file_stream(f, error));
+    if (params->verify == 1 || (params->verify == 0 && bytes <= MOE_VERIFY_BYTES)) MOE_TRY(moe_model_verify(m, error));
+    return moe_bind(m, error);
 }
 
 /* Read `bytes` bytes of a model at offset `from`. Returns 0 or errno. */
@@ -9956,15 +9956,6 @@ static moe_status moe_copy_source(const moe_source *s, size_t bytes, moe_origin 
     moe_protect(data, bytes);
     if (o->fd >= 0) moe_close_descriptor(o->fd);
     o->fd = -1;
-    return MOE_OK;
-}
-
-/* Map the model in the origin's file. The mapping starts at the preceding page boundary. */
-static moe_status moe_map_source(size_t bytes, moe_origin *o, moe_error *error) {
-    const size_t skip = (size_t)(o->base % moe_map_alignment());
-    o->mapped = bytes + skip;
-    o->mapping = moe_map_file(o->fd, o->base - skip, o->mapped);
-    if (!o->mapping) MOE_FAIL(IO, "mmap", "cannot map the file: %s", strerror(errno));
     return MOE_OK;
 }
 
@@ -10016,10 +10007,16 @@ static moe_status moe_open_source(const moe_source *s, const moe_model_params *p
     if (file) MOE_TRY(moe_open_file(s, o, &bytes, error));
     if (!bytes || bytes > SIZE_MAX / 2) MOE_FAIL(FORMAT, "offset 0", "empty or too large to map");
     if (params->stream) return moe_stream_source(s, m, (size_t)bytes, params, error);
-    if (copy) MOE_TRY(moe_copy_source(s, (size_t)bytes, o, error));
-    else if (file) MOE_TRY(moe_map_source((size_t)bytes, o, error));
-    if (copy) data = o->mapping;
-    else if (file) data = (const char *)o->mapping + (o->mapped - (size_t)bytes);
+    if (copy) {
+        MOE_TRY(moe_copy_source(s, (size_t)bytes, o, error));
+        data = o->mapping;
+    } else if (file) { /* the mapping starts at the preceding page boundary */
+        const size_t skip = (size_t)(o->base % moe_map_alignment());
+        o->mapped = (size_t)bytes + skip;
+        o->mapping = moe_map_file(o->fd, o->base - skip, o->mapped);
+        if (!o->mapping) MOE_FAIL(IO, "mmap", "cannot map the file: %s", strerror(errno));
+        data = (const char *)o->mapping + skip;
+    }
     return moe_model_load(m, s->name, data, (size_t)bytes, (size_t)bytes, params, error);
 }
 
@@ -10037,10 +10034,13 @@ moe_status moe_model_open_source_sized(const moe_source *given, size_t source_si
     m->self = m;
     m->holders = 1;
     m->allocator = a;
-    const moe_status status = moe_named(s.name, moe_open_source(&s, &params, m, error), error);
-    if (status != MOE_OK) return moe_model_close(m), status;
-    *out = m;
-    return MOE_OK;
+    moe_status status = moe_open_source(&s, &params, m, error);
+    if ((status == MOE_OK || status == MOE_ERROR_FORMAT) && moe_check_unchanged(&m->file, error))
+        status = MOE_ERROR_IO; /* changed rather than damaged */
+    moe_named(s.name, status, error);
+    if (status == MOE_OK) *out = m;
+    else moe_model_close(m);
+    return status;
 }
 
 moe_status moe_model_open_sized(const char *path, const moe_model_params *params, size_t size, moe_model **out,
@@ -11565,9 +11565,8 @@ static void moe_list_layout(const moe_session *s, int gathers, moe_list *list, m
 /* Carve the table of experts per rank, or the slots of streamed experts, which use the remaining memory. */
 static moe_status moe_experts_layout(moe_session *s, moe_layout *at, moe_error *error) {
     const size_t asked = s->params.expert_memory;
-    for (int g = 0; g < MOE_GRAPHS && s->params.wire; g++)
-        for (moe_node *t = s->graphs[g].nodes; t < s->graphs[g].nodes + s->graphs[g].count; t++)
-            if (t->op == MOE_OP_EXPERTS && t->experts->load) moe_place_experts(&s->ranks, t, at);
+    MOE_FOR_EXPERTS (g, t, s->graphs)
+        if (s->params.wire && t->experts->load) moe_place_experts(&s->ranks, t, at);
     if (!s->bank.file) return MOE_OK;
     if (!at->base)
         MOE_TRY(moe_bank_measure(&s->bank, s->graphs,
@@ -12071,18 +12070,15 @@ static moe_status moe_agree(moe_ranks *r, int *which, moe_status status, moe_err
 /* Compute a checksum of everything that the exchange of experts depends on, which must be equal on all ranks. */
 static moe_status moe_ranks_shape(const moe_session *s, uint32_t *shape, moe_error *error) {
     *shape = (uint32_t)s->ranks.wire.ranks;
-    for (int which = 0; which < MOE_GRAPHS; which++)
-        for (size_t i = 0; i < s->graphs[which].count; i++) {
-            const moe_node *t = &s->graphs[which].nodes[i];
-            if (t->op != MOE_OP_EXPERTS) continue;
-            const uint64_t row = moe_max(t->work.experts.input_bytes, t->cols * sizeof(float)),
-                           pairs = moe_expert_pairs(&s->graphs[which], t->src[1]) * (uint64_t)s->ranks.wire.ranks,
-                           numbers[] = { row, pairs, t->experts->count };
-            if (pairs * row > INT32_MAX)
-                MOE_FAIL(ARGUMENT, "wire", "%s exchanges more than 2 GB; reduce the batch", t->name);
-            *shape = moe_crc32(*shape, numbers, sizeof numbers);
-            if (t->work.experts.place) *shape = moe_crc32(*shape, t->work.experts.place, 4 * t->experts->count);
-        }
+    MOE_FOR_EXPERTS (g, t, s->graphs) {
+        const uint64_t row = moe_max(t->work.experts.input_bytes, t->cols * sizeof(float)),
+                       pairs = moe_expert_pairs(&s->graphs[g], t->src[1]) * (uint64_t)s->ranks.wire.ranks,
+                       numbers[] = { row, pairs, t->experts->count };
+        if (pairs * row > INT32_MAX)
+            MOE_FAIL(ARGUMENT, "wire", "%s exchanges more than 2 GB; reduce the batch", t->name);
+        *shape = moe_crc32(*shape, numbers, sizeof numbers);
+        if (t->work.experts.place) *shape = moe_crc32(*shape, t->work.experts.place, 4 * t->experts->count);
+    }
     return MOE_OK;
 }
 
