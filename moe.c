@@ -696,29 +696,25 @@ static const char *moe_system_text(const char *path, char *text, size_t size) {
     return text;
 }
 
-/* The files that contain a limit of a control group, in version 2 and version 1. */
+/* The files that contain a limit of a control group: version 2; version 1; version 1's divisor or NULL. */
 typedef struct moe_group_key {
-    const char *controller, *root; /* root of version 1 */
-    const char *files[3];          /* version 2; version 1; version 1's divisor or NULL */
+    const char *controller; /* name in version 1, which has a folder for each controller */
+    const char *files[3];
 } moe_group_key;
-static const moe_group_key moe_group_memory = { "memory",
-                                                MOE_SYSTEM "/sys/fs/cgroup/memory",
-                                                { "memory.max", "memory.limit_in_bytes", NULL } },
-                           moe_group_processors = { "cpu",
-                                                    MOE_SYSTEM "/sys/fs/cgroup/cpu",
-                                                    { "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us" } };
+static const moe_group_key moe_group_memory = { "memory", { "memory.max", "memory.limit_in_bytes", NULL } },
+                           moe_group_processors = { "cpu", { "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us" } };
 
 /* Read a limit of the control group with the path group[length]: a number, divided by the one after it or in a separate
  * file and rounded up. Return UINT64_MAX if there is no limit. */
 static uint64_t moe_group_number(const moe_group_key *key, int old, const char *group, int length) {
     char path[4096 + 64], text[64], *end = text;
-    snprintf(path, sizeof path, "%s%.*s/%s", old ? key->root : MOE_SYSTEM "/sys/fs/cgroup", length, group,
-             key->files[old]);
+    const char *controller = old ? key->controller : "";
+    snprintf(path, sizeof path, MOE_SYSTEM "/sys/fs/cgroup/%s%.*s/%s", controller, length, group, key->files[old]);
     const int is_number = *moe_system_text(path, text, sizeof text) >= '0' && *text <= '9';
     const uint64_t number = is_number ? strtoull(text, &end, 10) : UINT64_MAX;
     uint64_t by = strtoull(end, NULL, 10);
     if (old && key->files[2]) {
-        snprintf(path, sizeof path, "%s%.*s/%s", key->root, length, group, key->files[2]);
+        snprintf(path, sizeof path, MOE_SYSTEM "/sys/fs/cgroup/%s%.*s/%s", controller, length, group, key->files[2]);
         by = strtoull(moe_system_text(path, text, sizeof text), NULL, 10);
     }
     return is_number && by ? number / by + (number % by != 0) : number;
