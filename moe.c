@@ -5463,15 +5463,12 @@ static const char *moe_tensor_data(const moe_file *f, const moe_tensor_info *t) 
     return f->data + (t->offset - f->moved[t - f->tensors]);
 }
 
-/* Return the index of the first of n numbers that is not finite or is less than `least`; n if all are valid. Blocks are
- * checked without branches, because all numbers of a file are checked before its first translation. */
+/* Return the index of the first of n numbers that is not finite or is less than `least`; n if all are valid. The first
+ * loop has no branches, because all numbers of a file are checked before its first translation. */
 static size_t moe_find_broken(const float *v, size_t n, float least) {
-    enum { BLOCK = 256 };
-    size_t at = 0;
-    for (int fine = 1; at + BLOCK <= n; at += BLOCK) {
-        for (size_t i = at; i < at + BLOCK; i++) fine &= (v[i] >= least) & (v[i] <= FLT_MAX);
-        if (!fine) break;
-    }
+    int fine = 1;
+    for (size_t i = 0; i < n; i++) fine &= (v[i] >= least) & (v[i] <= FLT_MAX);
+    size_t at = fine ? n : 0;
     while (at < n && v[at] >= least && v[at] <= FLT_MAX) at++;
     return at;
 }
