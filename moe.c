@@ -1474,7 +1474,7 @@ typedef struct moe_graph {
 /* ==== 6. Frames ===============================================================================================
  * The arguments of one run of a graph. Invariant: all arguments are in host memory. */
 
-enum { MOE_ENCODER, MOE_DECODER, MOE_GRAPHS }; /* the graph of a classifier counts as a decoder */
+enum { MOE_ENCODER, MOE_DECODER, MOE_PREDICTOR, MOE_GRAPHS }; /* the graph of a classifier counts as a decoder */
 
 /* Rows of the encoder: sentences sorted by descending length, packed by time step. */
 typedef struct moe_packed {
@@ -8816,6 +8816,8 @@ struct moe_builder {
     size_t first; /* first index of the encoder's final states among rows carried by parent; 0 if none */
     moe_node *contexts[MOE_CONTEXTS]; /* GNMT's contexts, indexed by MOE_CONTEXT_... */
     moe_node *before;                 /* the input of the previous layer */
+    int predicts;                     /* 1 if the decoder stores its output for the predictor */
+    float *hidden;                    /* [rows, D] this output; NULL while memory is only measured */
 };
 
 typedef struct moe_name {
@@ -9584,13 +9586,15 @@ struct moe_model {
     moe_matrix source_embedding, target_embedding, output; /* [V, D], except source: [source_vocabulary, D] */
     const float *output_bias;                              /* [V] or NULL */
     moe_shortlist shortlist;
-    moe_layer *layers; /* [n_layers] layers of the encoder, then of the decoder or network; GNMT's attention is last */
+    moe_layer *layers; /* [n_layers] of encoder and decoder (or network), then the predictor's or GNMT's attention */
     size_t n_layers;
     moe_layer *decoder; /* the decoder's first layer */
-    size_t n_encoder, n_decoder;
-    const moe_layer *attention; /* GNMT's attention, or NULL */
-    int shows;                  /* 1 if the model can report the weights of GNMT's attention or of aligning heads */
-    moe_matrix positions;       /* [positions, D] F32; 0 rows if none */
+    size_t n_encoder, n_decoder, n_predictor;
+    moe_norm_op predictor_norms[2]; /* of the next token's embedding and of the decoder's output */
+    moe_matrix predictor_join;      /* [D, 2 D] */
+    const moe_layer *attention;     /* GNMT's attention, or NULL */
+    int shows;                      /* 1 if the model can report the weights of GNMT's attention or of aligning heads */
+    moe_matrix positions;           /* [positions, D] F32; 0 rows if none */
     moe_matrix rotary[MOE_ROTARIES]; /* [positions, head width] F32; 0 rows if none */
     int forced_tag;                  /* 1 if translations start with the target language's tag */
     size_t memory_width;             /* columns of the encoder's output */
@@ -9676,7 +9680,8 @@ static void moe_take_layers(moe_reader *r, moe_model *m, size_t n_encoder, size_
     if (r->status != MOE_OK) return;
     m->n_encoder = n_encoder;
     m->n_decoder = n_decoder;
-    m->n_layers = n_encoder + n_decoder;
+    m->n_predictor = (size_t)moe_read_int(r, m->prompted ? moe_read(r, "predict.layers") : NULL, 0, MOE_MAX_LAYERS, 0);
+    m->n_layers = n_encoder + n_decoder + m->n_predictor;
     m->layers = moe_allocate_zeroed(&m->allocator, (m->n_layers + 1) * sizeof *m->layers);
     if (m->layers) m->decoder = m->layers + n_encoder;
     else r->status = moe_fail(r->error, MOE_ERROR_MEMORY, "model", "out of memory for %zu layers", m->n_layers);
@@ -9751,6 +9756,24 @@ static void moe_bind_translation(moe_reader *r, moe_model *m, moe_rules rules) {
     m->shows = 1;
 }
 
+/* Bind the layers that predict the token after the next one (DeepSeek-V3, arXiv 2412.19437, section 2.2), if any. */
+static void moe_bind_predictor(moe_reader *r, moe_model *m) {
+    static const char *const names[] = { "predict.embedding.norm.weight", "predict.hidden.norm.weight" };
+    moe_layer *layers = m->decoder + m->n_decoder;
+    if (!m->n_predictor || r->status) return;
+    const float epsilon = (float)moe_read_number(r, moe_read(r, "predict.epsilon"), 1, 0, 1, 1e-5);
+    for (int i = 0; i < 2; i++)
+        m->predictor_norms[i] = (moe_norm_op){ moe_bind_vector(r, m->width, 0, "%s", names[i]), NULL, epsilon, 1 };
+    moe_bind_matrix(r, &m->predictor_join, m->width, 2 * m->width, 0, "%s", "predict.join.weight");
+    moe_read_layers(r, m, layers, m->n_predictor, "predict", MOE_IN_DECODER, 0);
+    for (size_t i = 0; i < m->n_predictor && !r->status; i++)
+        for (size_t k = 0; k < MOE_CARRIES; k++)
+            if (moe_carried_cols(&layers[i], k) && layers[i].type->carries[k].by != MOE_BY_TOKEN)
+                MOE_REFUSE(r, &layers[i], "kind", "is \"%s\", which is not supported there", layers[i].type->name);
+    if (!r->status && layers[m->n_predictor - 1].out != m->width)
+        MOE_REFUSE(r, &layers[m->n_predictor - 1], "kind", "must be of a layer with %zu output columns", m->width);
+}
+
 /* Bind a decoder-only model, whose target continues the source. */
 static void moe_bind_prompted(moe_reader *r, moe_model *m) {
     m->prompted = 1, m->source_end = m->eos;
@@ -9758,6 +9781,7 @@ static void moe_bind_prompted(moe_reader *r, moe_model *m) {
     m->rules = (moe_rules)moe_read_choice(r, moe_read(r, "decode.rules"), moe_rules_names, MOE_RULES_HF);
     moe_bind_embeddings(r, m);
     moe_bind_stack(r, m, "decoder", MOE_IN_DECODER);
+    moe_bind_predictor(r, m);
 }
 
 static void moe_read_ends(moe_reader *r, moe_model *m) {
@@ -10056,7 +10080,7 @@ void moe_model_close(moe_model *m) {
     if (o->mapping) moe_unmap(o->mapping, o->mapped);
     if (o->fd >= 0) moe_close_descriptor(o->fd);
     moe_release(&a, m->name, m->name ? strlen(m->name) + 1 : 0);
-    moe_release(&a, m->layers, (m->n_encoder + m->n_decoder + 1) * sizeof *m->layers);
+    moe_release(&a, m->layers, (m->n_encoder + m->n_decoder + m->n_predictor + 1) * sizeof *m->layers);
     moe_release(&a, m->never, m->n_never * sizeof *m->never);
     moe_file_free(&m->file, &a);
     moe_release(&a, m, sizeof *m);
@@ -10195,9 +10219,27 @@ static void moe_build_encoder(moe_builder *b, const moe_model *m) {
         if (m->layers[i].type->keep_source) m->layers[i].type->keep_source(b, &m->layers[i], x);
 }
 
+static moe_output_op moe_output_of(const moe_model *m) {
+    return (moe_output_op){ &m->output, m->output_bias, m->never, m->n_never, m->n_suppressed, m->eos };
+}
+
+/* Build the graph that predicts the token after the next one from the decoder's output and the next token, whose id
+ * the frame holds. The keys and values of its layers have the places of the decoder's rows. */
+static void moe_build_predictor(moe_builder *b, const moe_model *m) {
+    const moe_output_op output = moe_output_of(m);
+    moe_node *x = moe_op_embed(b->g, &m->target_embedding, m->embedding_scale, "predict.embedding"),
+             *hidden = moe_op_input(b->g, m->width, "predict.hidden");
+    x = moe_op_norm(b->g, &m->predictor_norms[0], x, "predict.embedding.norm");
+    hidden = moe_op_norm(b->g, &m->predictor_norms[1], hidden, "predict.hidden.norm");
+    x = moe_op_concat(b->g, x, hidden, "predict.both");
+    x = moe_op_linear(b->g, &m->predictor_join, x, NULL, "predict.join");
+    for (size_t i = 0; i < m->n_predictor; i++) x = moe_build_layer(b, &m->decoder[m->n_decoder + i], x);
+    moe_op_output(b->g, &output, x);
+}
+
 /* Build the graph of a step for all live hypotheses, or of a classifier for rows of inputs. */
 static void moe_build_decoder(moe_builder *b, const moe_model *m) {
-    const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->n_suppressed, m->eos };
+    const moe_output_op output = moe_output_of(m);
     moe_node *x = m->kind == MOE_MODEL_CLASSIFIER
                       ? moe_op_input(b->g, m->width, "network.input")
                       : moe_build_embedding(b->g, m, &m->target_embedding, "decoder.embedding");
@@ -10207,6 +10249,7 @@ static void moe_build_decoder(moe_builder *b, const moe_model *m) {
         x = moe_build_layer(b, &m->decoder[i], x);
         if (m->attention && m->attention->attention.asks == &m->decoder[i]) x = moe_build_layer(b, m->attention, x);
     }
+    if (b->predicts) moe_op_store(b->g, x, MOE_BY_PARENT, b->hidden, "decoder.hidden");
     moe_op_output(b->g, &output, x);
 }
 
@@ -10369,6 +10412,7 @@ struct moe_slot {
     size_t guessed;           /* rows of the current run whose input is a guess, the last of `ahead` */
     size_t guess, accepted;   /* index of the current or previous run's first guess; right ones of the previous run */
     float right;              /* share of the recently expected tokens that were right */
+    int asks;                 /* 1 if the predictor writes the draft, one token per run */
     moe_constraint_state *constraints; /* [max_constraints], n_constraints used */
     int32_t *constraint_ids;           /* [max_target] tokens of the constraints */
     size_t shown;                      /* index of the result's first token */
@@ -11396,6 +11440,10 @@ struct moe_session {
     uint64_t serials;      /* number of serials assigned so far */
     uint64_t begun, ended; /* number of sentences started so far; number done */
     moe_pace pace;         /* how the time of a run depends on its rows */
+    int predicts, pays;    /* 1 if the session can run the predictor; 1 if this seems to save time */
+    moe_pace predicting;   /* the pace of the predictor */
+    float foreseen;        /* share of the recently predicted tokens that were right */
+    float *hidden;         /* [rows, D] the decoder's output for the predictor */
     float right;           /* expected share of right tokens in a draft, averaged over recent sentences */
     size_t *active;        /* [n_active] slots in the order of their segments of `length` rows carried by source */
     size_t n_active;
@@ -11541,6 +11589,10 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
     }
     s->results = moe_carve(at, moe_most_words(&s->search), sizeof *s->results);
     moe_pages_layout(s, b, at);
+    if (s->predicts) s->hidden = moe_carve(at, rows * s->model->width, sizeof *s->hidden);
+    s->frames[MOE_PREDICTOR] = (moe_frame){ .ids = d->ids, .positions = d->positions, .inputs = s->hidden };
+    s->frames[MOE_PREDICTOR].beam =
+        (moe_beam){ .chain = b->chain, .want = b->want, .top_ids = b->top_ids, .top_logprobs = b->top_logprobs };
 }
 
 enum { MOE_GATHERED = 4096 }; /* maximum rows of the output layer gathered for a sentence */
@@ -11617,8 +11669,10 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
     for (int g = 0; g < MOE_GRAPHS; g++) {
         builder.g = &s->graphs[g];
         builder.g->count = 0, builder.g->blocks = m->blocks;
+        builder.predicts = s->predicts, builder.hidden = s->hidden;
         if (g == MOE_DECODER) moe_build_decoder(&builder, m);
-        else if (m->n_encoder) moe_build_encoder(&builder, m);
+        else if (g == MOE_PREDICTOR && s->predicts) moe_build_predictor(&builder, m);
+        else if (g == MOE_ENCODER && m->n_encoder) moe_build_encoder(&builder, m);
         MOE_TRY(moe_graph_plan(builder.g, error));
         s->arena_bytes = moe_max(s->arena_bytes, builder.g->bytes); /* the graphs never run at the same time */
     }
@@ -11747,7 +11801,7 @@ static moe_status moe_check_wire(const moe_wire *w, moe_error *error) {
 /* Create a session, but do not allocate its block of memory. *out must be freed even after a failure. */
 static moe_status moe_session_plan(const moe_model *m, const moe_session_params *params, moe_session **out,
                                    moe_error *error) {
-    const size_t nodes = 64 + 24 * (m->n_encoder + m->n_decoder); /* more than any graph needs */
+    const size_t nodes = 64 + 24 * m->n_layers; /* more than any graph needs */
     const size_t node_bytes = nodes * sizeof(moe_node), carried_bytes = m->n_layers * sizeof *(*out)->carried,
                  bytes = sizeof **out + MOE_GRAPHS * node_bytes + carried_bytes;
     moe_session *s = *out = moe_allocate_zeroed(&m->allocator, bytes);
@@ -11757,7 +11811,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
     s->model = m;
     s->allocator = m->allocator;
     s->bytes = bytes;
-    s->right = 0.75f;
+    s->right = s->foreseen = 0.75f;
     s->carried = (void *)((char *)(s + 1) + MOE_GRAPHS * node_bytes);
     atomic_fetch_add(&m->self->holders, 1);
     MOE_TRY(moe_take_params(m, params, p, error));
@@ -11794,6 +11848,11 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                                     .noise_seed = p->noise_seed,
                                     .on_device = s->api != NULL,
                                     .ranks = p->wire ? &s->ranks : NULL };
+    s->predicts = m->n_predictor && s->search.ahead && p->beam == 1 && !s->api && !p->wire && !p->trace && !p->noise &&
+                  !p->next_token && !s->bank.file;
+    s->pays = 1;
+    s->graphs[MOE_PREDICTOR].top = 1, s->graphs[MOE_PREDICTOR].penalised = 0;
+    s->graphs[MOE_PREDICTOR].samples = s->graphs[MOE_PREDICTOR].changed = s->graphs[MOE_PREDICTOR].routed = 0;
     s->graphs[MOE_DECODER].top =
         moe_min(m->kind == MOE_MODEL_CLASSIFIER ? (size_t)p->nbest : (size_t)p->beam + m->n_ends,
                 (size_t)m->vocabulary);
@@ -12203,6 +12262,46 @@ static size_t moe_guesses(const moe_session *s, const moe_slot *slot, double cos
     return n;
 }
 
+/* Return 1 if the predictor seems to save time in runs with `slots` sentences. `share` is the decoder's time per
+ * sentence, `cost` that of one more row. */
+static int moe_prediction_pays(const moe_session *s, double slots, double share, double cost) {
+    double more;
+    const double own = s->predicting.n > 0 ? moe_pace_of(&s->predicting, slots, &more) / slots : 0;
+    return (double)s->foreseen * share > 1.25 * (cost + own);
+}
+
+/* Prepare the predictor's run on the decoder's rows [row, row + n), those of a slot: each needs the token after its
+ * own. If guesses were wrong, the last of these rows are of no use, and later ones replace them. */
+static void moe_ask_predictor(moe_session *s, moe_slot *slot, size_t row, size_t n) {
+    const moe_frame *d = &s->frames[MOE_DECODER];
+    for (size_t i = row; i < row + n; i++) {
+        const size_t next = (size_t)d->positions[i];
+        if (next < slot->n_tokens) d->ids[i] = slot->tokens[next].id;
+        d->beam.want[i] = MOE_NO_LOGITS;
+    }
+    if (slot->asks && slot->n_draft && n) s->foreseen += ((float)(d->ids[row] == slot->draft[0]) - s->foreseen) / 32;
+    if (slot->active && slot->asks) d->beam.want[slot->live[0].row] = -1;
+}
+
+/* Let the predictor's best token be the draft of each slot that asks for one. */
+static moe_status moe_predict(moe_session *s, moe_error *error) {
+    moe_frame *f = &s->frames[MOE_PREDICTOR];
+    const uint64_t begin = moe_nanoseconds();
+    int asked = 0;
+    for (moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++) {
+        if (slot->asks && !s->pays) slot->asks = 0, s->foreseen /= 2;
+        asked |= slot->active && slot->asks && !slot->waits;
+    }
+    if (!asked) return MOE_OK;
+    f->rows = s->frames[MOE_DECODER].rows;
+    MOE_TRY(moe_session_run(s, MOE_PREDICTOR, error));
+    if (!s->pace.mixed) moe_pace_add(&s->predicting, (double)f->rows, (double)(moe_nanoseconds() - begin) * 1e-9);
+    for (moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++)
+        if (slot->active && slot->asks && !slot->waits)
+            slot->draft[0] = f->beam.top_ids[slot->live[0].row], slot->n_draft = 1, slot->expected = 0;
+    return MOE_OK;
+}
+
 /* ==== 40. Reranking ===========================================================================================
  * Reranking of translations before moe_translate delivers them. Reranking needs the log-probability of the source given
  * each hypothesis; a question is a request for one such log-probability. The engine pulls questions like the caller's
@@ -12432,11 +12531,17 @@ static void moe_free_page(moe_session *s, int32_t page) {
 
 /* Allocate free or idle pages for a sentence's first `rows` rows. Returns 0 if there are too few. */
 static int moe_take_pages(moe_session *s, moe_slot *slot, size_t rows) {
+    const size_t first = (s->model->n_encoder + s->model->n_decoder) * MOE_CARRIES;
     while (slot->pages && slot->n_pages * MOE_PAGE < rows) {
         if (!s->n_free && !s->n_idle) return 0;
         const int32_t page = s->n_free ? s->free_pages[--s->n_free] : moe_take_idle(s, 0);
         s->pages[page] = (moe_page){ .users = 1 };
         slot->pages[slot->n_pages++] = page;
+        for (size_t i = first; i < s->model->n_layers * MOE_CARRIES; i++) { /* the predictor may leave rows out */
+            const size_t bytes = MOE_PAGE * moe_carried_row(s, i, MOE_BY_TOKEN);
+            char *at = (char *)(void *)s->carried[i / MOE_CARRIES][i % MOE_CARRIES].rows;
+            if (bytes) memset(at + (size_t)page * bytes, 0, bytes);
+        }
     }
     return 1;
 }
@@ -12850,6 +12955,8 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     if (q->target && q->n_target) memcpy(slot->target + slot->task.free, q->target, q->n_target * sizeof *slot->target);
     slot->n_draft = moe_follows_drafts(s, slot) && q->draft ? moe_min(q->n_draft, s->search.max_target) : 0;
     slot->right = s->right;
+    slot->asks = s->predicts && moe_follows_drafts(s, slot) && !slot->n_draft && !s->graphs[MOE_DECODER].mixes;
+    if (slot->asks && !s->pays) slot->asks = 0, s->foreseen += (0.75f - s->foreseen) / 32; /* try again later */
     if (slot->n_draft) memcpy(slot->draft, q->draft, slot->n_draft * sizeof *slot->draft);
     if (s->params.shortlist) moe_make_list(s, slot, ids);
     if (s->api) s->api->begin(s->device, at, slot);
@@ -12988,6 +13095,7 @@ static void moe_fill_frame(moe_session *s) {
     b->most_starts = 0;
     for (size_t i = 0; i < s->n_slots; i++) slots += (size_t)(s->slots[i].active && !s->slots[i].waits);
     share = moe_pace_of(&s->pace, (double)slots, &cost) / (double)moe_max(slots, 1);
+    s->pays = moe_prediction_pays(s, (double)moe_max(slots, 1), share, cost);
     s->pace.mixed = 0;
     for (moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++) {
         if (!slot->active || slot->waits) continue;
@@ -13128,13 +13236,14 @@ static moe_status moe_step(moe_session *s, moe_error *error) {
     if (d->beam.coverage) moe_add_coverage(s);
     for (size_t i = 0; i < s->n_slots; i++) {
         moe_slot *slot = &s->slots[i];
-        const size_t steps = slot->steps + 1;
+        const size_t steps = slot->steps + 1, row = slot->live[0].row, n = slot->active ? slot->ahead + 1 : 0;
         if (slot->waits) continue;
         const int done = slot->active && slot->stops ? moe_stop_slot(&s->search, slot, i, &d->beam, s->coverage_next)
                                                      : moe_slot_steps(&s->search, slot, i, &d->beam, s->next);
         slot->accepted = slot->guessed && slot->steps > steps ? slot->steps - steps : 0;
         s->stats.draft_tokens += slot->accepted;
         slot->guessed = 0; /* a free slot fills no rows */
+        if (s->predicts) moe_ask_predictor(s, slot, row, n);
         if (!done) {
             moe_report_tokens(s, i);
             continue;
@@ -13144,7 +13253,7 @@ static moe_status moe_step(moe_session *s, moe_error *error) {
         for (int32_t h = 0; h < s->results[1]; h++) moe_write_result(&s->search, &s->slots[i], (size_t)h, s->results);
         moe_deliver(s, s->results);
     }
-    return MOE_OK;
+    return s->predicts ? moe_predict(s, error) : MOE_OK;
 }
 
 void moe_session_cancel(moe_session *s) { atomic_store(&s->pool.cancelled, 1); }

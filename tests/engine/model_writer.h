@@ -948,4 +948,39 @@ static inline mw_model *mw_delta_decoder(uint32_t type, uint64_t seed) {
     return m;
 }
 
+/* Return a decoder-only model with a predictor or, with `predicts` 0, without. With `chain`, the layers do nothing, so
+ * a token depends only on the token before, and the predictor's best token is the decoder's. */
+static inline mw_model *mw_predictor(uint32_t type, uint64_t seed, int chain, int predicts) {
+    static const char *const silent[] = {
+        "positions.weight",     "decoder.0.out.weight",  "decoder.0.out.bias",          "decoder.1.experts",
+        "decoder.2.out.weight", "decoder.2.out.bias",    "decoder.1.experts.down_bias", "predict.0.out.weight",
+        "predict.0.out.bias",   "predict.1.down.weight", "predict.1.down.bias"
+    };
+    static const char *const same[] = { "weight", "bias" };
+    mw_model *m = mw_decoder(type, seed);
+    float join[MW_WIDTH * 2 * MW_WIDTH] = { 0 };
+    mw_int(m, "decoder.layers", 4);
+    mw_sublayer(m, "decoder.3.", "norm", "before");
+    mw_random_matrix(m, "output.weight", type, MW_VOCABULARY, MW_WIDTH, 0.6f);
+    if (predicts) {
+        for (size_t i = 0; i < MW_WIDTH; i++) join[i * 2 * MW_WIDTH + i] = 1;
+        mw_int(m, "predict.layers", 3);
+        mw_random_vector(m, "predict.embedding.norm.weight", MW_WIDTH, 1, chain ? 1 : 1.5f);
+        mw_random_vector(m, "predict.hidden.norm.weight", MW_WIDTH, 0.5f, 1.5f);
+        if (chain) mw_matrix(m, "predict.join.weight", type, MW_WIDTH, 2 * MW_WIDTH, join);
+        else mw_random_matrix(m, "predict.join.weight", type, MW_WIDTH, 2 * MW_WIDTH, 0.5f);
+        mw_heads(m, "predict.0.", "attention", 2, "before", 1);
+        mw_ffn(m, "predict.1.", 24, "relu", "before", 1);
+        mw_sublayer(m, "predict.2.", "norm", "before");
+    }
+    for (size_t i = 0; chain && i < sizeof silent / sizeof *silent; i++) {
+        mw_tensor *t = mw_find_tensor(m, silent[i]);
+        if (t) memset(t->data, 0, t->bytes);
+    }
+    for (size_t i = 0; chain && predicts && i < 2; i++)
+        memcpy(mw_find_tensor(m, mw_name("predict.2.norm.", same[i]))->data,
+               mw_find_tensor(m, mw_name("decoder.3.norm.", same[i]))->data, MW_WIDTH * sizeof(float));
+    return m;
+}
+
 #endif /* MODEL_WRITER_H */

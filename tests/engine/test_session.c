@@ -905,6 +905,70 @@ TEST(drafts_change_no_state) {
     }
 }
 
+/* Replace the measured times: a run of the decoder takes a second, its rows and the predictor hardly any time. */
+static void pretend_times(void *user, const moe_node *t, int after) {
+    moe_session *s = user;
+    if (t != s->graphs[MOE_DECODER].nodes || after) return;
+    const moe_pace none = { .mixed = s->pace.mixed };
+    s->pace = s->predicting = none;
+    for (int i = 0; i < 60; i++) moe_pace_add(&s->pace, 1 + i % 9, 1), moe_pace_add(&s->predicting, 1 + i % 9, 0.02);
+}
+
+static ask *prompted_asks(void) {
+    ask *asks = mw_zeros(SENTENCES * sizeof *asks);
+    for (size_t k = 0; k < SENTENCES; k++) {
+        asks[k].n_source = 1 + 7 * k % 22;
+        for (size_t t = 0; t < asks[k].n_source; t++)
+            asks[k].source[t] = 8 + (int32_t)((t < 16 ? 3 * t : k * t) % (MW_VOCABULARY - 8));
+        if (k % 4 == 3) asks[k].prefix = 1, give_target(asks, k, k % 6);
+    }
+    return asks;
+}
+
+/* A predictor, right or not, changes no byte. A right one saves runs; a wrong one that costs too much is not run. */
+TEST(predictions_do_not_change_a_bit) {
+    for (int i = 0; i < 12; i += mw_slow() ? 5 : 1) {
+        const int chain = i % 3 > 0;
+        const uint32_t type = i % 2 ? MW_Q8 : MW_F32;
+        fixture *plain = open_model(mw_predictor(type, 5, chain, 0)), *f = open_model(mw_predictor(type, 5, chain, 1));
+        moe_session_params p = params_for(f->model);
+        ask *asks = prompted_asks();
+        poke(plain, "output.bias", MW_EOS, moe_to_bits(-3.0f)), poke(f, "output.bias", MW_EOS, moe_to_bits(-3.0f));
+        p.beam = p.nbest = 1, p.max_source = 24, p.max_target = p.max_len_offset = 30, p.kv_bits = i % 5 ? 16 : 8;
+        if (i % 4 > 1) p.sample = 1, p.temperature = 0.3f, p.top_p = 0.9f, p.repetition_penalty = i % 8 > 3 ? 1.1f : 0;
+        outcome *wanted = translate(plain, &p, asks, SENTENCES), found[SENTENCES];
+        for (int kind = 0; kind < 4; kind++) {
+            p.batch = kind % 2 ? 5 : 1, p.threads = 1 + kind % 2, p.isa = isa_of((size_t)(i + kind));
+            p.piece = kind ? 2 + i : 0, p.context_memory = kind == 3;
+            moe_session *before = new_session(plain, &p), *s = new_session(f, &p);
+            s->graphs[MOE_DECODER].watch = pretend_times, s->graphs[MOE_DECODER].watcher = s;
+            for (int round = 0; round < 2; round++) {
+                translate_with(before, asks, SENTENCES, NULL, round, found);
+                translate_with(s, asks, SENTENCES, NULL, round, found);
+                assert_same(wanted, found, SENTENCES, "a predictor");
+            }
+            const moe_stats stats = moe_session_stats(s);
+            const size_t steps = stats.steps, without = moe_session_stats(before).steps;
+            CHECK(stats.draft_rows > 0 && (!chain || stats.draft_tokens > (p.sample ? 0 : stats.draft_rows * 3 / 4)),
+                  "%d %d: %zu of %zu", i, kind, (size_t)stats.draft_tokens, (size_t)stats.draft_rows);
+            CHECK(!chain || p.sample || 8 * steps < 7 * without, "%d %d: %zu runs, without %zu", i, kind, steps,
+                  without);
+            moe_session_free(s), moe_session_free(before);
+        }
+        free(asks), free(wanted);
+        drop(f), drop(plain);
+    }
+}
+
+/* A predictor that is never right is soon not run any more; one that may be right is tried again. */
+TEST(predictions_that_do_not_pay_end) {
+    moe_session s = { .foreseen = 0.5f };
+    for (int i = 0; i < 50; i++) moe_pace_add(&s.predicting, 1, 0.2);
+    assert_true(moe_prediction_pays(&s, 1, 1, 0.1) && !moe_prediction_pays(&s, 1, 1, 0.3));
+    s.foreseen = 0.3f;
+    assert_false(moe_prediction_pays(&s, 1, 1, 0.1));
+}
+
 /* A beam, constraints and callbacks disable drafts; invalid ids are errors. */
 TEST(drafts_that_cannot_be_followed) {
     fixture *f = small(NLLB, MW_Q8);
