@@ -95,6 +95,10 @@ $(BUILD)/bpe_lines: $(addprefix $(BUILD)/,bpe_lines.o bpe.o bytes.o)
 $(BUILD)/convert_here: $(BUILD)/convert_here.o $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -o $@
 
+# Program for tests/convert/test_decoder.py, which includes moe.c.
+$(BUILD)/predict_here: $(BUILD)/predict_here.o
+	$(LINK) -lm -o $@
+
 # Programs that are not installed. moe-bench includes moe.c.
 BENCH_PROGRAMS = $(BIN)/moe-bench $(BIN)/moe-make-random
 bench: $(BENCH_PROGRAMS)
@@ -145,7 +149,7 @@ $(CHECKED): $(BUILD)/%.read: %.c $(BUILD)/.flags | $(BUILD)/.deps-build
 	$(CC) $(C_FLAGS) -fsyntax-only -MT $@ -MF $@.d $<
 	@touch $@
 
-NEEDED_BY_TESTS = all $(BIN)/moe-make-random $(addprefix $(BUILD)/,moe-translate-emulated bpe_lines convert_here \
+NEEDED_BY_TESTS = all $(BIN)/moe-make-random $(addprefix $(BUILD)/,moe-translate-emulated bpe_lines convert_here predict_here \
 	short_io.so stuck.so test_file test_damage test_output) # test_io.py runs the last three
 RUN_SUITES = BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run -j $(JOBS)
 

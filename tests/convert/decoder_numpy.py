@@ -4,7 +4,7 @@ Arrays have the published names and layouts. Searches and routing record a margi
 values whose order decided a result.
 """
 import numpy as np
-from make_decoder import chosen_of
+from make_decoder import PREDICTED, chosen_of
 from transformer_numpy import log_softmax, softmax
 
 
@@ -262,8 +262,30 @@ class Decoder:
         gate = 1 if weight is None or "whole shared" in self.wrong else 1 / (1 + np.exp(-z @ weight.T))
         return y + gate * self.ffn(z, shared)
 
+    def predicted(self, ids):
+        """Return logits [tokens - 1, V] of the layer that predicts the token after the next one (predictor_of)."""
+        at, names = PREDICTED[self.c["model_type"]]
+        named = lambda part: names.get(part, at + part) + ".weight"
+        hidden, embedding = self.hidden(ids)[:-1], self.w["model.embed_tokens.weight"]
+        both = [self.rms(embedding[ids[1:]], named("enorm")), self.rms(hidden, named("hnorm"))]
+        if "exchanged halves" in self.wrong:
+            both.reverse()
+        if "same token" in self.wrong:
+            both[0] = self.rms(embedding[ids[:-1]], named("enorm"))
+        x = np.concatenate(both, 1) @ self.w[named("eh_proj")].T
+        x = x + self.attention(self.rms(x, at + "input_layernorm.weight"), at + "self_attn.")
+        sparse = at + "mlp.gate_proj.weight" not in self.w
+        x = x + (self.mixture if sparse else self.ffn)(self.rms(x, at + "post_attention_layernorm.weight"), at + "mlp.")
+        return self.rms(x, named("final_layernorm")) @ self.w.get("lm_head.weight", embedding).T
+
     def logits(self, ids):
         """Return logits [tokens, V]; store the experts of each token in each sparse layer in `experts`."""
+        x = self.hidden(ids)
+        y = x @ self.w.get("lm_head.weight", self.w["model.embed_tokens.weight"]).T
+        return y * self.c["logit_scale"] if self.cohere and "logit scale" not in self.wrong else y
+
+    def hidden(self, ids):
+        """Return the input of the output matrix [tokens, D]."""
         self.experts, x = [], self.w["model.embed_tokens.weight"][ids]
         if self.gemma and "unscaled" not in self.wrong:
             x = x * self.c["hidden_size"] ** 0.5
@@ -285,11 +307,9 @@ class Decoder:
             z = self.rms(x, at + "post_attention_layernorm.weight")
             sparse = at + "mlp.gate_proj.weight" not in self.w
             x = x + (self.mixture if sparse else self.ffn)(z, at + "mlp.")
-        head = self.w.get("lm_head.weight", self.w["model.embed_tokens.weight"])
-        if self.cohere:
-            scale = 1 if "logit scale" in self.wrong else self.c["logit_scale"]
-            return self.layer_norm(x, "model.norm.weight") @ head.T * scale
-        return self.rms(x, "model.norm.weight") @ head.T
+        if "before the norm" in self.wrong:
+            return x
+        return (self.layer_norm if self.cohere else self.rms)(x, "model.norm.weight")
 
     def logprobs(self, ids):
         return log_softmax(self.logits(ids))

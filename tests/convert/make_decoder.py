@@ -215,6 +215,23 @@ def arrays_of(c, seed):
     return out
 
 
+PREDICTED = {"hy_v3": ("model.layers.3.", {}), **dict.fromkeys(QWEN_3_5, ("mtp.layers.0.", {
+    "eh_proj": "mtp.fc", "enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden",
+    "final_layernorm": "mtp.norm"}))}  # published names of the layer that predicts the token after the next one
+
+
+def predictor_of(c, seed=9):
+    """Return the arrays of a layer that predicts the token after the next one, by published name."""
+    d, (at, names), rng = c["hidden_size"], PREDICTED[c["model_type"]], np.random.default_rng(seed)
+    layer = arrays_of({**c, "num_hidden_layers": 1, "first_k_dense_replace": 0, "layer_types": [FULL]}, seed)
+    out = {name.replace("model.layers.0.", at): x for name, x in layer.items() if name.startswith("model.layers.0.")}
+    out[names.get("eh_proj", at + "eh_proj") + ".weight"] = bf16(1.2 * rng.standard_normal((d, 2 * d)) / d ** 0.5)
+    for norm in "enorm", "hnorm", "final_layernorm":
+        one = c["model_type"] not in WITHOUT_1
+        out[names.get(norm, at + norm) + ".weight"] = bf16(one + 0.4 * rng.standard_normal(d))
+    return out
+
+
 SECOND = {"mlp.router.gate.": "mlp.gate.", "mlp.gate.wg.": "mlp.gate.", "mlp.shared_mlp.": "mlp.shared_experts.",
           "mlp.expert_bias": "mlp.e_score_correction_bias", "block_sparse_moe.": "mlp.", ".w1.weight": ".gate_proj.weight",
           ".w2.weight": ".down_proj.weight", ".w3.weight": ".up_proj.weight"}

@@ -89,7 +89,8 @@ void builder_real(builder *b, const char *layer, const char *key, double value) 
 }
 
 void builder_layer(builder *b, const char *side, const char *kind, char *name) {
-    snprintf(name, 24, "%s.%d", side, b->layers[strcmp(side, "decoder") == 0]++);
+    const int which = strcmp(side, "decoder") == 0 ? 1 : strcmp(side, "predict") == 0 ? 2 : 0;
+    snprintf(name, 24, "%s.%d", side, b->layers[which]++);
     builder_word(b, name, "kind", kind);
 }
 

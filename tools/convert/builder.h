@@ -40,7 +40,7 @@ typedef struct builder {
     size_t n, capacity;
     moe_type type, experts;
     int gated;     /* 1 if experts have a gate matrix */
-    int layers[2]; /* number of sub-layers of encoder and decoder */
+    int layers[3]; /* number of sub-layers of encoder, decoder and predictor */
 } builder;
 
 void builder_free(builder *b);

@@ -47,6 +47,22 @@ static const struct {
 };
 
 static const struct {
+    const char *published, *own;
+} predicted[] = {
+#define PREDICTED(published, own) { published, own },
+#include "tools/convert/decoder.inc"
+};
+
+static const struct {
+    const char *name, *source;
+    int columns;
+} predictor_rows[] = {
+#define PREDICTOR(name, source, columns) { name, source, columns },
+#include "tools/convert/decoder.inc"
+};
+enum { PREDICTOR_ROWS = sizeof predictor_rows / sizeof *predictor_rows };
+
+static const struct {
     const char *what, *prefixes;
 } skipped_rows[] = {
 #define SKIPPED(what, prefixes) { what, prefixes },
@@ -187,6 +203,42 @@ void decoder_interleaved(const decoder *d, stored *t) {
         t->heads = (uint64_t)d->head;
 }
 
+/* Write transformers' name of a tensor of the layer that predicts the token after the next one. Returns 0 for tensors
+ * outside this layer. */
+static int predicted_name(const decoder *d, const char *name, char out[NAME]) {
+    const char *rest = name, *own = "";
+    const int inside = layer_of(name, &rest) == d->layers;
+    int found = inside;
+    if (inside) rest++;
+    else rest = name;
+    for (size_t i = 0; i < sizeof predicted / sizeof *predicted; i++) {
+        const size_t n = strlen(predicted[i].published);
+        if (strncmp(rest, predicted[i].published, n) != 0) continue;
+        rest += n, own = predicted[i].own;
+        found |= d->family->delta == DECODER_QWEN;
+    }
+    return found && snprintf(out, NAME, "model.layers.%" PRId64 ".%s%s", d->layers, own, rest) < NAME;
+}
+
+/* Return 1 if the tensors contain a complete layer that predicts the token after the next one. */
+static int has_predictor(const decoder *d, const stored_list *list) {
+    char wanted[NAME], name[NAME];
+    size_t found = 0;
+    for (size_t r = 0; r < PREDICTOR_ROWS; r++) {
+        snprintf(wanted, sizeof wanted, "model.layers.%" PRId64 ".%s", d->layers, predictor_rows[r].source);
+        for (size_t i = 0; i < list->n && found == r; i++)
+            found += (size_t)(predicted_name(d, list->items[i].name, name) && strcmp(name, wanted) == 0);
+    }
+    return found == PREDICTOR_ROWS;
+}
+
+/* Return 1 if such a layer repeats the embedding or the output matrix. */
+static int is_repetition(const char *name) {
+    const size_t length = strlen(name);
+    return text_ends_with(name, length, ".embed_tokens.weight") ||
+           text_ends_with(name, length, ".shared_head.head.weight");
+}
+
 /* Reject layers after the last one unless they predict further tokens. */
 static int check_skipped(making *m, const decoder *d, const stored_list *list, int64_t layer, const stored *first) {
     for (size_t i = 0; i < list->n; i++) {
@@ -216,21 +268,27 @@ static size_t skipped_row(const decoder *d, const char *name) {
 int decoder_rename(making *m, const decoder *d, stored_list *list) {
     stored_list out = { 0 };
     size_t skipped[SKIPPED_ROWS + 1] = { 0 };
+    const int predicts = has_predictor(d, list);
     int64_t last = -1;
     int good = 1;
     for (size_t i = 0; i < list->n && good; i++) {
         stored t = list->items[i];
         const char *rest;
+        char name[NAME];
         const int64_t layer = layer_of(t.name, &rest);
-        if (layer >= d->layers) {
+        const int kept = predicts && predicted_name(d, t.name, name);
+        if (kept && is_repetition(name)) continue;
+        if (kept) t.name = making_keep(m, name, strlen(name));
+        if (!t.name) good = 0;
+        if (!kept && layer >= d->layers) {
             if (layer != last) good = check_skipped(m, d, list, layer, &t);
             last = layer;
             continue;
         }
-        const size_t skips = skipped_row(d, t.name);
+        const size_t skips = kept || !good ? SKIPPED_ROWS : skipped_row(d, t.name);
         skipped[skips]++;
         if (skips < SKIPPED_ROWS) continue;
-        const size_t length = strlen(t.name);
+        const size_t length = t.name ? strlen(t.name) : 0;
         t.name = own_spelling(m, t.name);
         const stored *other = t.name ? stored_find(&out, t.name) : NULL;
         if (d->family->cohere && t.name) decoder_interleaved(d, &t);
@@ -239,6 +297,8 @@ int decoder_rename(making *m, const decoder *d, stored_list *list) {
                                  other->own);
         else good = t.name && length && stored_add(m, &out, &t);
     }
+    if (predicts && good)
+        making_note(m, "keeping the layer that predicts the token after the next one, which saves time");
     for (size_t i = 0; i < SKIPPED_ROWS; i++)
         if (skipped[i]) making_note(m, "skipping %zu %s", skipped[i], skipped_rows[i].what);
     stored_free(list);
@@ -386,10 +446,13 @@ static void put_norm(builder *b, const char *name, int inside) {
     builder_real(b, name, "epsilon", b->d->epsilon);
 }
 
+/* Return the side of layer `i`. */
+static const char *side_of(const decoder *d, int64_t i) { return i < d->layers ? "decoder" : "predict"; }
+
 static void put_mixture(builder *b, int64_t i) {
     const decoder *d = b->d;
     char name[24];
-    builder_layer(b, "decoder", "moe", name);
+    builder_layer(b, side_of(d, i), "moe", name);
     builder_key(b, name, "experts", d->experts);
     builder_key(b, name, "k", d->chosen);
     builder_key(b, name, "hidden", d->hidden);
@@ -428,7 +491,7 @@ static int table_of(const decoder *d, int64_t i) {
 static void put_attention(builder *b, int64_t i) {
     const decoder *d = b->d;
     char name[24];
-    builder_layer(b, "decoder", "attention", name);
+    builder_layer(b, side_of(d, i), "attention", name);
     builder_key(b, name, "heads", d->heads);
     builder_key(b, name, "kv_heads", d->keys);
     builder_key(b, name, "head.size", d->head);
@@ -442,14 +505,15 @@ static void put_attention(builder *b, int64_t i) {
 
 static void put_layer(builder *b, int64_t i) {
     const decoder *d = b->d;
-    char name[24];
+    char name[24], gate[64];
+    snprintf(gate, sizeof gate, "model.layers.%" PRId64 ".mlp.gate.weight", i);
     if (d->linear[i]) put_delta(b, i);
     else put_attention(b, i);
-    if (d->sparse[i]) {
+    if (i < d->layers ? d->sparse[i] : any_sparse(d) && stored_find(b->list, gate)) {
         put_mixture(b, i);
         return;
     }
-    builder_layer(b, "decoder", "ffn", name);
+    builder_layer(b, side_of(d, i), "ffn", name);
     builder_key(b, name, "hidden", d->ffn);
     builder_word(b, name, "activation", d->family->gemma ? "gelu_tanh" : "swish");
     builder_key(b, name, "gated", 1);
@@ -507,6 +571,24 @@ static void put_last_bias(builder *b, const char *name) {
     else if (t) t->parts[t->n_parts++] = (built_part){ NULL, 0, shape[0] };
 }
 
+/* Add the layer that predicts the token after the next one, if the checkpoint has one. */
+static void put_predictor(builder *b) {
+    const decoder *d = b->d;
+    char name[24], source[64];
+    for (size_t r = 0; r < PREDICTOR_ROWS; r++) {
+        const int columns = predictor_rows[r].columns, last = r + 1 == PREDICTOR_ROWS;
+        snprintf(source, sizeof source, "model.layers.%" PRId64 ".%s", d->layers, predictor_rows[r].source);
+        if (!r && !stored_find(b->list, source)) return;
+        if (!r) making_put_real(b->m, "predict.epsilon", d->epsilon);
+        if (!r) making_put_int(b->m, "predict.layers", 3);
+        if (last) put_layer(b, d->layers);
+        if (last) builder_layer(b, "predict", "norm", name);
+        if (last) put_norm(b, name, 0);
+        built *t = builder_one(b, predictor_rows[r].name, source, d->width, columns * d->width);
+        if (t && !columns) change_norm(d, t, 1);
+    }
+}
+
 /* Put the layers in the metadata and all tensors in file order, and reject tensors that the configuration lacks. */
 static int put_model(builder *b) {
     static const char frequencies[] = "rotary_emb.inv_freq";
@@ -523,6 +605,7 @@ static int put_model(builder *b) {
     if (b->m->status == MOE_OK) change_norm(d, &b->tensors[b->n - 1], d->family->cohere ? d->logit_scale : 1);
     if (d->family->cohere) put_last_bias(b, name);
     if (!d->tied) builder_one(b, "output.weight", "lm_head.weight", d->vocabulary, d->width);
+    if (b->m->status == MOE_OK) put_predictor(b);
     if (b->m->status) return 0;
     b->m->entries[count_at].integer = b->layers[1];
     return builder_all_taken(b, frequencies);

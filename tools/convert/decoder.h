@@ -54,16 +54,16 @@ typedef struct decoder {
     double *frequencies;     /* [turned / 2] of rotary positions */
     uint64_t scale_block[2]; /* rows and columns of a block of FP8 that has a scale */
     /* Gemma: */
-    int64_t windows[DECODER_MAX_LAYERS]; /* of each layer's attention; 0: all positions */
-    double *local_frequencies;           /* of layers with a window; else NULL */
+    int64_t windows[DECODER_MAX_LAYERS + 1]; /* of each layer's attention; 0: all positions */
+    double *local_frequencies;               /* of layers with a window; else NULL */
     double query_scale;
     int norm_offset;    /* added to the weights of norms */
     double logit_scale; /* Cohere: multiplies the last norm */
     /* Qwen3.5 and Lara: */
-    unsigned char linear[DECODER_MAX_LAYERS]; /* 1 for Gated DeltaNet */
-    int64_t values, value_keys;               /* value heads, key heads of Gated DeltaNet */
-    int64_t value, key, kernel;               /* columns of these heads; tokens that the convolution reads */
-    int tiled, log_rate;                      /* see moe_delta_op; 1 if rates are stored as log(-rate) */
+    unsigned char linear[DECODER_MAX_LAYERS + 1]; /* 1 for Gated DeltaNet */
+    int64_t values, value_keys;                   /* value heads, key heads of Gated DeltaNet */
+    int64_t value, key, kernel;                   /* columns of these heads; tokens that the convolution reads */
+    int tiled, log_rate;                          /* see moe_delta_op; 1 if rates are stored as log(-rate) */
 } decoder;
 
 /* Return 1 if norms are stored without the 1 that is added to their weights. */
@@ -107,7 +107,7 @@ void decoder_set_windows(decoder *d, int64_t window, int64_t pattern);
 /* Let each text begin with the token `start` unless a template precedes it. */
 void decoder_begin_with(making *m, decoder *d, decoder_tokens *t, int64_t start, const char *file);
 
-/* Rename tensors as transformers does, and drop layers that predict further tokens. */
+/* Rename tensors as transformers does, and drop extra layers except one that predicts further tokens. */
 int decoder_rename(making *m, const decoder *d, stored_list *list);
 /* Put all metadata except general.*, and write the file from files of `source` bytes. `quantised` names number formats
  * for a note, or is empty. */

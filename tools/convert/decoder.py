@@ -33,6 +33,8 @@ ABOUT = {name: types.SimpleNamespace(norm=norm, tied=bool(tied), epsilon=epsilon
                                      gated=delta == QWEN, fused=delta == LARA, delta=delta > 0,
                                      offset=bool(gemma) or delta == QWEN, cohere=cohere)
          for name, _, _, norm, tied, epsilon, dense, biased, windowed, gemma, delta, cohere in ROWS["FAMILY"]}
+PREDICTED, PREDICTOR = ROWS["PREDICTED"], ROWS["PREDICTOR"]
+SHARED = "embed_tokens.weight", "shared_head.head.weight"
 SKIPPED = [(what, tuple(prefixes.split())) for what, prefixes in ROWS["SKIPPED"]]
 MAX_POSITIONS = 1 << 15  # rows of the position table: translations are shorter than the published context lengths
 DEFAULT_LIMIT, MOST = 512, (1 << 31) - 1
@@ -370,19 +372,37 @@ def rotary_table(frequencies, first, count):
     return np.concatenate([np.cos(angle), np.sin(angle)], 1).astype(np.float32)
 
 
+def predicted_names(stored, m):
+    """Return {name: transformers' name} of the layer that predicts the token after the next one, if it is complete.
+    Such layers may repeat the embedding and the output matrix, which are then dropped: None."""
+    at, found = f"model.layers.{m.layers}.", {}
+    for name in stored:
+        rest = name.removeprefix(at) if name.startswith(at) else name
+        for published, own in PREDICTED:
+            rest = own + rest.removeprefix(published) if rest.startswith(published) else rest
+        if name.startswith(at) or rest != name and ABOUT[m.family].gated:
+            found[name] = None if rest in SHARED else at + rest
+    complete = all(at + source in found.values() for _, source, _ in PREDICTOR)
+    return found if complete else {}
+
+
 def canonical_names(stored, m, say):
-    """Return the tensors under transformers' names; drop the extra layers that predict further tokens."""
+    """Return the tensors under transformers' names; drop extra layers except one that predicts further tokens."""
     out, skipped, more = {}, set(), {what: 0 for what, _ in SKIPPED}
+    predicted = predicted_names(stored, m)
     for name, t in stored.items():
+        canonical = predicted.get(name, name)
         layer = re.match(r"model\.layers\.(\d+)\.", name)
-        if layer and int(layer[1]) >= m.layers:
+        if canonical is None:
+            continue
+        if layer and int(layer[1]) >= m.layers and name not in predicted:
             skipped.add(int(layer[1]))
             continue
-        needless = [what for what, prefixes in SKIPPED if ABOUT[m.family].offset and name.startswith(prefixes)]
+        needless = [what for what, prefixes in SKIPPED if ABOUT[m.family].offset and name.startswith(prefixes)
+                    and name not in predicted]
         if needless:
             more[needless[0]] += 1
             continue
-        canonical = name
         for published, own in ROWS["SPELLING"]:
             canonical = canonical.replace(published, own)
         if canonical in out:
@@ -391,6 +411,8 @@ def canonical_names(stored, m, say):
     for what, count in more.items():
         if count:
             say(f"skipping {count} {what}")
+    if predicted:
+        say("keeping the layer that predicts the token after the next one, which saves time")
     for layer in sorted(skipped):
         names = [name for name in stored if name.startswith(f"model.layers.{layer}.")]
         if not any("eh_proj" in name for name in names):
@@ -507,33 +529,50 @@ def put_experts(b, m, name, source):
                        [hf.Rows((d, f), [t.read]) for t in below])
 
 
-def put_mixture(b, m, source, norm):
-    name = b.layer("decoder", kind="moe", experts=m.experts, k=m.chosen, hidden=m.hidden, gate="topk",
+def put_mixture(b, m, side, source, norm):
+    name = b.layer(side, kind="moe", experts=m.experts, k=m.chosen, hidden=m.hidden, gate="topk",
                    weights=m.weights, expert="gated", output="none", scale=m.scale, shared=m.shared, residual=1, **norm)
     put_layer_tensors(b, m, name, "moe", source)
     put_experts(b, m, name + ".experts", source + "mlp.experts.")
 
 
-def put_layer(b, m, i):
+def put_layer(b, m, i, side="decoder"):
     source = f"model.layers.{i}."
+    predicts = i == m.layers
     gemma, cohere = ABOUT[m.family].gemma, ABOUT[m.family].cohere
     norm = {"norm": "both" if gemma else "before", "norm.kind": "layer" if cohere else "rms", "epsilon": m.epsilon}
-    if m.delta[i]:
-        name = b.layer("decoder", kind="delta", heads=m.values, key_heads=m.delta_keys,
+    delta, window, rotary = (False, 0, 1) if predicts else (m.delta[i], m.windows[i], m.rotary[i])
+    sparse = any(m.sparse) and source + "mlp.gate.weight" in b.stored if predicts else m.sparse[i]
+    if delta:
+        name = b.layer(side, kind="delta", heads=m.values, key_heads=m.delta_keys,
                        **{"head.size": m.value, "key.size": m.key}, kernel=m.kernel, tiled=m.tiled, residual=1, **norm)
     else:
-        more = {"window": m.windows[i]} if m.windows[i] else {}
+        more = {"window": window} if window else {}
         more.update({"gated": 1} if ABOUT[m.family].gated else {})
-        name = b.layer("decoder", kind="attention", heads=m.heads, **{"kv_heads": m.keys, "head.size": m.head,
-                                                                    "rotary": m.rotary[i], "head.norm": m.norm},
+        name = b.layer(side, kind="attention", heads=m.heads, **{"kv_heads": m.keys, "head.size": m.head,
+                                                                 "rotary": rotary, "head.norm": m.norm},
                        **more, residual=1, **norm)
-    put_layer_tensors(b, m, name, "delta" if m.delta[i] else "attention", source)
-    if m.sparse[i]:
-        put_mixture(b, m, source, norm)
+    put_layer_tensors(b, m, name, "delta" if delta else "attention", source)
+    if sparse:
+        put_mixture(b, m, side, source, norm)
     else:
-        name = b.layer("decoder", kind="ffn", hidden=m.ffn, activation="gelu_tanh" if gemma else "swish", gated=1,
+        name = b.layer(side, kind="ffn", hidden=m.ffn, activation="gelu_tanh" if gemma else "swish", gated=1,
                        **{"parallel": 1} if cohere else {}, residual=1, **norm)
         put_layer_tensors(b, m, name, "ffn", source)
+
+
+def put_predictor(b, m):
+    """Add the layer that predicts the token after the next one, if the checkpoint has one."""
+    source = f"model.layers.{m.layers}."
+    if source + "eh_proj.weight" not in b.stored:
+        return
+    b.meta["predict.epsilon"] = m.epsilon
+    put_layer(b, m, m.layers, "predict")
+    b.layer("predict", kind="norm", **{"norm.kind": "rms", "epsilon": m.epsilon})
+    for name, part, columns in PREDICTOR:
+        b.put(name, b.take(source + part, m.width, *([columns * m.width] if columns else [])))
+        if not columns:
+            change_norm(b, m, name)
 
 
 def put_embeddings(b, m, say):
@@ -597,6 +636,7 @@ def build(m, config, generation, stored, tokens, files, say):
     if cohere:
         bias = "model.norm.bias"
         b.put(name + ".norm.bias", b.take(bias, m.width) if bias in b.stored else zeros(m.width))
+    put_predictor(b, m)
     b.finish(re.compile(r".*rotary_emb\.inv_freq\Z"))
     scale = {"embedding.scale": math.sqrt(m.width)} if ABOUT[m.family].gemma else {}
     scale.update({"rotary.size": m.turned} if m.turned != m.head else {})

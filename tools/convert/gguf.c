@@ -450,7 +450,7 @@ static int rename_tensor(gguf *g, const stored_list *list, stored *t) {
                                : NULL;
     if (g->d.family->delta) shape(t, part);
     if (!own) own = own_name(1, part.data, part.length);
-    if (layer >= g->d.layers) snprintf(name + n, sizeof name - n, "%s", t->own);
+    if (layer > g->d.layers) snprintf(name + n, sizeof name - n, "%s", t->own);
     else if (text_is(part.data, part.length, "exp_probs_b"))
         snprintf(name + n, sizeof name - n, "mlp.e_score_correction_bias");
     else if (experts) snprintf(name + n, sizeof name - n, "%s", experts);

@@ -255,7 +255,7 @@ def transformers_names(stored, m, path):
             continue
         at, part, end = f"model.layers.{int(found[1])}.", found[2], found[3] or ""
         experts = re.fullmatch("ffn_(gate|up|down|gate_up)_exps", part)
-        if int(found[1]) >= m.layers:
+        if int(found[1]) > m.layers:
             put(at + name, t)
         elif part == "exp_probs_b":
             put(at + "mlp.e_score_correction_bias", t)

@@ -1270,6 +1270,10 @@ def describe_decoder(meta):
     m = describe_tokens(e)
     describe_limits(e, m)
     m.languages, m.decoder = {}, describe_side(meta, "decoder")
+    m.predictor = describe_side(meta, "predict") if "predict.layers" in meta else []
+    e.within("predict.epsilon", 0.0, 1.0, 1e-5)
+    if any(x.kind not in ("attention", "ffn", "moe", "norm") for x in m.predictor):
+        raise FormatError("predict.*.kind: only attention, ffn, moe and norm are supported")
     m.source_vocabulary, m.separate = m.vocabulary, False
     m.source_bos = e.get("source.bos", 0, (0, 1))
     m.ends = [m.eos, *e.tokens("token.ends", m.vocabulary)]
@@ -1460,6 +1464,11 @@ def shapes(m, present=()):
             add_side("encoder", m.encoder)
         add_side("decoder", m.decoder)
         add_if_present("output.weight", m.vocabulary, m.width)
+        if getattr(m, "predictor", ()):
+            add("predict.embedding.norm.weight", m.width)
+            add("predict.hidden.norm.weight", m.width)
+            add("predict.join.weight", m.width, 2 * m.width)
+            add_side("predict", m.predictor)
     add_if_present("output.bias", m.vocabulary)
     if getattr(m, "shortlist", 0):
         add("shortlist.offsets", m.source_vocabulary + 1)
