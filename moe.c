@@ -10219,37 +10219,30 @@ static void moe_build_encoder(moe_builder *b, const moe_model *m) {
         if (m->layers[i].type->keep_source) m->layers[i].type->keep_source(b, &m->layers[i], x);
 }
 
-static moe_output_op moe_output_of(const moe_model *m) {
-    return (moe_output_op){ &m->output, m->output_bias, m->never, m->n_never, m->n_suppressed, m->eos };
-}
-
-/* Build the graph that predicts the token after the next one from the decoder's output and the next token, whose id
- * the frame holds. The keys and values of its layers have the places of the decoder's rows. */
-static void moe_build_predictor(moe_builder *b, const moe_model *m) {
-    const moe_output_op output = moe_output_of(m);
+/* Build the input of the predictor's layers from the decoder's output and the next token, whose id the frame holds. */
+static moe_node *moe_build_join(moe_builder *b, const moe_model *m) {
     moe_node *x = moe_op_embed(b->g, &m->target_embedding, m->embedding_scale, "predict.embedding"),
              *hidden = moe_op_input(b->g, m->width, "predict.hidden");
     x = moe_op_norm(b->g, &m->predictor_norms[0], x, "predict.embedding.norm");
     hidden = moe_op_norm(b->g, &m->predictor_norms[1], hidden, "predict.hidden.norm");
-    x = moe_op_concat(b->g, x, hidden, "predict.both");
-    x = moe_op_linear(b->g, &m->predictor_join, x, NULL, "predict.join");
-    for (size_t i = 0; i < m->n_predictor; i++) x = moe_build_layer(b, &m->decoder[m->n_decoder + i], x);
-    moe_op_output(b->g, &output, x);
+    return moe_op_linear(b->g, &m->predictor_join, moe_op_concat(b->g, x, hidden, "predict.both"), NULL,
+                         "predict.join");
 }
 
-/* Build the graph of a step for all live hypotheses, or of a classifier for rows of inputs. */
-static void moe_build_decoder(moe_builder *b, const moe_model *m) {
-    const moe_output_op output = moe_output_of(m);
-    moe_node *x = m->kind == MOE_MODEL_CLASSIFIER
-                      ? moe_op_input(b->g, m->width, "network.input")
-                      : moe_build_embedding(b->g, m, &m->target_embedding, "decoder.embedding");
-    for (size_t i = m->n_encoder; i < m->n_layers; i++) moe_build_gathers(b, &m->layers[i]);
+/* Build the graph of a step for all live hypotheses, of their predictor, or of a classifier for rows of inputs. */
+static void moe_build_decoder(moe_builder *b, const moe_model *m, int predictor) {
+    const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->n_suppressed, m->eos };
+    const size_t first = predictor ? m->n_decoder : 0, end = predictor ? first + m->n_predictor : m->n_decoder;
+    moe_node *x = m->kind == MOE_MODEL_CLASSIFIER ? moe_op_input(b->g, m->width, "network.input")
+                  : predictor                     ? moe_build_join(b, m)
+                              : moe_build_embedding(b->g, m, &m->target_embedding, "decoder.embedding");
+    for (size_t i = m->n_encoder; i < m->n_layers && !predictor; i++) moe_build_gathers(b, &m->layers[i]);
     if (m->attention) moe_build_previous(b, m->attention);
-    for (size_t i = 0; i < m->n_decoder; i++) {
+    for (size_t i = first; i < end; i++) {
         x = moe_build_layer(b, &m->decoder[i], x);
         if (m->attention && m->attention->attention.asks == &m->decoder[i]) x = moe_build_layer(b, m->attention, x);
     }
-    if (b->predicts) moe_op_store(b->g, x, MOE_BY_PARENT, b->hidden, "decoder.hidden");
+    if (b->predicts && !predictor) moe_op_store(b->g, x, MOE_BY_PARENT, b->hidden, "decoder.hidden");
     moe_op_output(b->g, &output, x);
 }
 
@@ -11670,8 +11663,7 @@ static moe_status moe_session_layout(moe_session *s, moe_error *error) {
         builder.g = &s->graphs[g];
         builder.g->count = 0, builder.g->blocks = m->blocks;
         builder.predicts = s->predicts, builder.hidden = s->hidden;
-        if (g == MOE_DECODER) moe_build_decoder(&builder, m);
-        else if (g == MOE_PREDICTOR && s->predicts) moe_build_predictor(&builder, m);
+        if (g == MOE_DECODER || (g == MOE_PREDICTOR && s->predicts)) moe_build_decoder(&builder, m, g == MOE_PREDICTOR);
         else if (g == MOE_ENCODER && m->n_encoder) moe_build_encoder(&builder, m);
         MOE_TRY(moe_graph_plan(builder.g, error));
         s->arena_bytes = moe_max(s->arena_bytes, builder.g->bytes); /* the graphs never run at the same time */
@@ -11838,8 +11830,8 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                                     .sentences = s->n_slots,
                                     .max_source = (size_t)p->max_source,
                                     .max_target = s->search.max_target,
-                                    .penalised = s->search.used_words != 0,
-                                    .samples = s->search.samples,
+                                    .penalised = g != MOE_PREDICTOR && s->search.used_words,
+                                    .samples = g != MOE_PREDICTOR && s->search.samples,
                                     .traced = p->trace != NULL,
                                     .changed = p->next_token != NULL,
                                     .routed = p->routing != NULL,
@@ -11851,8 +11843,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
     s->predicts = m->n_predictor && s->search.ahead && p->beam == 1 && !s->api && !p->wire && !p->trace && !p->noise &&
                   !p->next_token && !s->bank.file;
     s->pays = 1;
-    s->graphs[MOE_PREDICTOR].top = 1, s->graphs[MOE_PREDICTOR].penalised = 0;
-    s->graphs[MOE_PREDICTOR].samples = s->graphs[MOE_PREDICTOR].changed = s->graphs[MOE_PREDICTOR].routed = 0;
+    s->graphs[MOE_PREDICTOR].top = 1;
     s->graphs[MOE_DECODER].top =
         moe_min(m->kind == MOE_MODEL_CLASSIFIER ? (size_t)p->nbest : (size_t)p->beam + m->n_ends,
                 (size_t)m->vocabulary);
@@ -12289,7 +12280,7 @@ static moe_status moe_predict(moe_session *s, moe_error *error) {
     const uint64_t begin = moe_nanoseconds();
     int asked = 0;
     for (moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++) {
-        if (slot->asks && !s->pays) slot->asks = 0, s->foreseen /= 2;
+        if (slot->asks && !s->pays) slot->asks = 0, slot->n_draft = slot->expected = 0, s->foreseen /= 2;
         asked |= slot->active && slot->asks && !slot->waits;
     }
     if (!asked) return MOE_OK;
@@ -12955,8 +12946,10 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     if (q->target && q->n_target) memcpy(slot->target + slot->task.free, q->target, q->n_target * sizeof *slot->target);
     slot->n_draft = moe_follows_drafts(s, slot) && q->draft ? moe_min(q->n_draft, s->search.max_target) : 0;
     slot->right = s->right;
-    slot->asks = s->predicts && moe_follows_drafts(s, slot) && !slot->n_draft && !s->graphs[MOE_DECODER].mixes;
+    slot->asks = s->predicts && moe_follows_drafts(s, slot) && !s->graphs[MOE_DECODER].mixes;
     if (slot->asks && !s->pays) slot->asks = 0, s->foreseen += (0.75f - s->foreseen) / 32; /* try again later */
+    if (slot->n_draft && s->right >= s->foreseen) slot->asks = 0; /* the text has been the better draft */
+    if (slot->asks) slot->n_draft = 0, slot->right = s->foreseen;
     if (slot->n_draft) memcpy(slot->draft, q->draft, slot->n_draft * sizeof *slot->draft);
     if (s->params.shortlist) moe_make_list(s, slot, ids);
     if (s->api) s->api->begin(s->device, at, slot);
@@ -13248,7 +13241,7 @@ static moe_status moe_step(moe_session *s, moe_error *error) {
             moe_report_tokens(s, i);
             continue;
         }
-        if (slot->n_draft) s->right += (slot->right - s->right) * 0.25f;
+        if (slot->n_draft && !slot->asks) s->right += (slot->right - s->right) * 0.25f;
         moe_write_head(&s->search, &s->slots[i], i, s->results);
         for (int32_t h = 0; h < s->results[1]; h++) moe_write_result(&s->search, &s->slots[i], (size_t)h, s->results);
         moe_deliver(s, s->results);

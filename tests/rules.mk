@@ -95,8 +95,8 @@ $(BUILD)/bpe_lines: $(addprefix $(BUILD)/,bpe_lines.o bpe.o bytes.o)
 $(BUILD)/convert_here: $(BUILD)/convert_here.o $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -o $@
 
-# Program for tests/convert/test_decoder.py, which includes moe.c.
-$(BUILD)/predict_here: $(BUILD)/predict_here.o
+# Programs that include moe.c, for tests/convert/test_predictor.py and for tests/bench.
+$(BUILD)/predict_here $(BUILD)/draft_bench: %: %.o
 	$(LINK) -lm -o $@
 
 # Programs that are not installed. moe-bench includes moe.c.
@@ -115,7 +115,7 @@ $(BUILD)/bank_reads: $(BUILD)/bank_reads.o
 	$(LINK) -lm -o $@
 
 # Programs for tests/engine/parity.py, for tests/cuda/gpu-check on a machine with a GPU, and for tests/bench.
-$(BUILD)/parity $(BUILD)/gpu_run $(BUILD)/draft_bench: %: %.o $(LIBRARY)
+$(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
 	$(LINK) -lm $(CUDA_LIBS) -o $@
 
 # Suites that take minutes or need PyTorch. test_kernels-emulated repeats test_kernels, test_session-emulated repeats
@@ -149,8 +149,8 @@ $(CHECKED): $(BUILD)/%.read: %.c $(BUILD)/.flags | $(BUILD)/.deps-build
 	$(CC) $(C_FLAGS) -fsyntax-only -MT $@ -MF $@.d $<
 	@touch $@
 
-NEEDED_BY_TESTS = all $(BIN)/moe-make-random $(addprefix $(BUILD)/,moe-translate-emulated bpe_lines convert_here predict_here \
-	short_io.so stuck.so test_file test_damage test_output) # test_io.py runs the last three
+NEEDED_BY_TESTS = all $(BIN)/moe-make-random $(addprefix $(BUILD)/,moe-translate-emulated bpe_lines convert_here \
+	predict_here short_io.so stuck.so test_file test_damage test_output) # test_io.py runs the last three
 RUN_SUITES = BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run -j $(JOBS)
 
 test: $(BUILD)/.deps-test $(NEEDED_BY_TESTS) $(CHECKED) $(filter $(BUILD)/%,$(SUITES))

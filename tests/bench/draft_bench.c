@@ -1,21 +1,18 @@
-/* draft_bench.c - measures how drafts (moe_request.draft) change the speed of a decoder-only model.
+/* draft_bench.c - measures how drafts change the speed of a decoder-only model: those of requests (moe_request.draft)
+ * or, if the model has a layer that predicts further tokens, those of this layer.
  *
  *     make build/draft_bench
  *     build/draft_bench MODEL [BATCHES [TOKENS [ROUNDS [THREADS [SHARE [SOURCES]]]]]]     default: 1,8,32 48 3 2
  *
  * The sources are SOURCES texts of random tokens, by default a batch. The drafts are the model's own translations with
  * a share of right tokens, SHARE, and random tokens in place of the others; a negative SHARE measures 0, 0.5, 0.9 and
- * 1. Runs without and with drafts alternate, and all results must have the same bytes. Prints a JSON line for each
+ * 1. A predictor computes its tokens, which are then replaced, so that a share of them is right. Runs without and with
+ * drafts alternate, and all results must have the same bytes. Prints a JSON line for each
  * batch and share: the median of the ratios, and how many of the computed guesses were right.
  */
 #define _POSIX_C_SOURCE 200809L
 
-#include "moe.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
+#include "moe.c"
 
 enum { SOURCE = 32, MOST = 2048, LONGEST = 512, ROUNDS = 32 };
 
@@ -25,8 +22,12 @@ typedef struct bench {
     int32_t sources[MOST][SOURCE], targets[MOST][LONGEST], drafts[MOST][LONGEST];
     float scores[MOST];
     size_t lengths[MOST], n, sent, tokens;
-    int drafted, changed; /* drafted: 1 to send drafts; changed: results that differ from those without */
+    double share;
+    uint32_t random;
+    int predicts, drafted, changed; /* drafted: 1 to send drafts; changed: results that differ from those without */
 } bench;
+
+static bench bench_of;
 
 static int pull(void *user, int wait, moe_request *q) {
     bench *b = user;
@@ -34,8 +35,8 @@ static int pull(void *user, int wait, moe_request *q) {
     if (b->sent == b->n) return MOE_PULL_END;
     q->source = b->sources[b->sent];
     q->n_source = SOURCE;
-    q->draft = b->drafted ? b->drafts[b->sent] : NULL;
-    q->n_draft = b->drafted ? b->lengths[b->sent] : 0;
+    q->draft = b->drafted && !b->predicts ? b->drafts[b->sent] : NULL;
+    q->n_draft = q->draft ? b->lengths[b->sent] : 0;
     q->user = b->lengths + b->sent++;
     return MOE_PULL_REQUEST;
 }
@@ -81,32 +82,50 @@ static double median(double *x, size_t n) {
 
 static uint32_t draw(uint32_t *random) { return (*random = *random * 1664525 + 1013904223) >> 8; }
 
+/* Replace the predictor's tokens. */
+static void teach(void *user, const moe_node *t, int after) {
+    const moe_session *s = user;
+    if (t->op != MOE_OP_OUTPUT || !after) return;
+    for (size_t k = 0; k < s->n_slots; k++) {
+        const moe_slot *slot = &s->slots[k];
+        if (!slot->active || slot->waits || !slot->asks) continue;
+        const size_t i = (size_t)((size_t *)s->tickets[k].request.user - bench_of.lengths),
+                     at = slot->n_tokens - slot->task.prompt - slot->shown;
+        const int right = draw(&bench_of.random) % 1000 < (uint32_t)(1000 * bench_of.share);
+        s->frames[MOE_PREDICTOR].beam.top_ids[slot->live[0].row] =
+            right && at < bench_of.lengths[i] ? bench_of.targets[i][at] : (int32_t)(300 + draw(&bench_of.random) % 200);
+    }
+}
+
 static void measure(const moe_model *m, moe_session_params p, int batch, size_t n, size_t rounds, double only,
                     const char *name) {
-    static bench b;
+    bench *const b = &bench_of;
     moe_error e;
     moe_session *plain, *drafting;
     uint32_t random = 1;
     p.batch = batch;
-    b.n = n ? n : batch < 2 ? 2 : (size_t)batch;
+    b->n = n ? n : batch < 2 ? 2 : (size_t)batch;
     if (moe_session_new(m, &p, &plain, &e) || moe_session_new(m, &p, &drafting, &e))
         exit((fprintf(stderr, "draft_bench: %s\n", e.message), 1));
+    b->predicts = m->n_predictor > 0, plain->predicts = 0;
+    drafting->graphs[MOE_PREDICTOR].watch = teach, drafting->graphs[MOE_PREDICTOR].watcher = drafting;
     const uint32_t vocabulary = (uint32_t)moe_model_vocabulary(m);
-    for (size_t i = 0; i < b.n; i++)
-        for (size_t k = 0; k < SOURCE; k++) b.sources[i][k] = (int32_t)(300 + draw(&random) % (vocabulary / 2));
+    for (size_t i = 0; i < b->n; i++)
+        for (size_t k = 0; k < SOURCE; k++) b->sources[i][k] = (int32_t)(300 + draw(&random) % (vocabulary / 2));
     for (size_t share = 0; share < sizeof shares / sizeof *shares; share++) {
         double ratios[ROUNDS], without[ROUNDS], with[ROUNDS];
         if (only >= 0 && only != shares[share]) continue;
-        turn(plain, &b, 0);
-        for (size_t i = 0; i < b.n; i++)
-            for (size_t k = 0; k < b.lengths[i]; k++)
-                b.drafts[i][k] = draw(&random) % 1000 < (uint32_t)(1000 * shares[share])
-                                     ? b.targets[i][k]
-                                     : (int32_t)(300 + draw(&random) % (vocabulary / 2));
-        turn(drafting, &b, 1);
+        b->share = shares[share], b->random = 1;
+        turn(plain, b, 0);
+        for (size_t i = 0; i < b->n; i++)
+            for (size_t k = 0; k < b->lengths[i]; k++)
+                b->drafts[i][k] = draw(&random) % 1000 < (uint32_t)(1000 * shares[share])
+                                      ? b->targets[i][k]
+                                      : (int32_t)(300 + draw(&random) % (vocabulary / 2));
+        turn(drafting, b, 1);
         const moe_stats before = moe_session_stats(drafting);
         for (size_t i = 0; i < rounds; i++) {
-            without[i] = turn(plain, &b, 0), with[i] = turn(drafting, &b, 1);
+            without[i] = turn(plain, b, 0), with[i] = turn(drafting, b, 1);
             ratios[i] = with[i] / without[i];
         }
         const moe_stats after = moe_session_stats(drafting);
@@ -115,12 +134,12 @@ static void measure(const moe_model *m, moe_session_params p, int batch, size_t 
                "\"ratio_min\":%.3f,\"ratio_max\":%.3f,\"guesses\":%llu,\"guesses_right\":%llu,\"changed\":%d}\n",
                name, batch, shares[share], median(without, rounds), median(with, rounds), ratio, ratios[0],
                ratios[rounds - 1], (unsigned long long)(after.draft_rows - before.draft_rows),
-               (unsigned long long)(after.draft_tokens - before.draft_tokens), b.changed);
+               (unsigned long long)(after.draft_tokens - before.draft_tokens), b->changed);
         fflush(stdout);
     }
     moe_session_free(plain);
     moe_session_free(drafting);
-    if (b.changed) exit(1);
+    if (b->changed) exit(1);
 }
 
 int main(int argc, char **argv) {

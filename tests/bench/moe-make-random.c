@@ -104,6 +104,7 @@ typedef struct maker {
     int marian;                  /* 1 if the table of positions is Marian's */
     int rotary, gated;           /* rotary: 1 if the table has cosines and sines; gated: 1 if experts are gated */
     int layers;                  /* value of --layers, 0 for all */
+    int predictor;               /* 1 to add a layer that predicts further tokens */
     moe_meta_entry entries[MAX_ENTRIES];
     size_t n_entries;
     moe_type type, experts;
@@ -427,6 +428,35 @@ static void put_gated_mixture(maker *m, const prompted *s, const char *prefix) {
     if (!s->qwen) put_units(m, s, shared, s->expert_hidden);
 }
 
+/* Put attention and feed-forward, as the sub-layers `first` and `first` + 1 of a side. */
+static void put_decoder_layer(maker *m, const prompted *s, const char *side, int first, int sparse) {
+    char prefix[24];
+    snprintf(prefix, sizeof prefix, "%s.%d.", side, first);
+    put_rotated(m, s, prefix);
+    snprintf(prefix, sizeof prefix, "%s.%d.", side, first + 1);
+    if (sparse) {
+        put_gated_mixture(m, s, prefix);
+        return;
+    }
+    put_normed(m, s, prefix, "ffn");
+    put_int(m, prefix, "hidden", s->hidden);
+    put_text(m, prefix, "activation", "swish");
+    put_int(m, prefix, "gated", 1);
+    put_units(m, s, prefix, s->hidden);
+}
+
+/* Put a layer that predicts the token after the next one. */
+static void put_predictor(maker *m, const prompted *s) {
+    put_real(m, "", "predict.epsilon", 1e-5);
+    put_int(m, "", "predict.layers", 3);
+    m->middle[m->n_tensors] = m->middle[m->n_tensors + 1] = 1;
+    put_vector(m, "", "predict.embedding.norm.weight", s->width, 1);
+    put_vector(m, "", "predict.hidden.norm.weight", s->width, 1);
+    put_matrix(m, "", "predict.join.weight", s->width, 2 * s->width, m->type, 2);
+    put_decoder_layer(m, s, "predict", 0, s->experts > 0);
+    put_normed(m, s, "predict.2.", "norm");
+}
+
 static void describe_decoder(maker *m, const prompted *s) {
     enum { PLACES = 1 << 15 };
     const int layers = m->layers ? m->layers : s->layers;
@@ -446,22 +476,10 @@ static void describe_decoder(maker *m, const prompted *s) {
     m->rotary = 1;
     m->gated = s->experts > 0;
     put_matrix(m, "", "rotary.weight", PLACES, s->head, MOE_TYPE_F32, 1);
-    for (int i = 0; i < layers; i++) {
-        snprintf(prefix, sizeof prefix, "decoder.%d.", 2 * i);
-        put_rotated(m, s, prefix);
-        snprintf(prefix, sizeof prefix, "decoder.%d.", 2 * i + 1);
-        if (s->experts && (i || s->qwen)) {
-            put_gated_mixture(m, s, prefix);
-            continue;
-        }
-        put_normed(m, s, prefix, "ffn");
-        put_int(m, prefix, "hidden", s->hidden);
-        put_text(m, prefix, "activation", "swish");
-        put_int(m, prefix, "gated", 1);
-        put_units(m, s, prefix, s->hidden);
-    }
+    for (int i = 0; i < layers; i++) put_decoder_layer(m, s, "decoder", 2 * i, s->experts && (i || s->qwen));
     snprintf(prefix, sizeof prefix, "decoder.%d.", 2 * layers);
     put_normed(m, s, prefix, "norm");
+    if (m->predictor) put_predictor(m, s);
 }
 
 /* Fill a row of Hunyuan's table: cosines, then sines. */
@@ -514,7 +532,7 @@ static void fill(void *user, size_t tensor, size_t piece, size_t row, float *out
 
 typedef struct options {
     const char *preset, *output, *type, *experts;
-    int layers;
+    int layers, predictor;
     int64_t seed;
 } options;
 
@@ -531,6 +549,8 @@ static const option_row own_rows[] = {
     { "type", "TYPE", "type of matrices: " MOE_TYPE_NAMES " (default: q8)", .group = GROUP_MODEL, TYPE_OF(type) },
     { "experts", "TYPE", "type of the experts (default: as --type)", .group = GROUP_MODEL, TYPE_OF(experts) },
     { "layers", "N", "reduce a Hy-MT2 model to N layers", .group = GROUP_MODEL, OPTION_INT(layers, 1, MOE_MAX_LAYERS) },
+    { "predictor", NULL, "add a layer that predicts further tokens to a Hy-MT2 model", .group = GROUP_MODEL,
+      OPTION_FLAG(predictor) },
     { "seed", "N", "random seed of the weights (default: 1)", .group = GROUP_MODEL, OPTION_MEMBER(ROW_SEED, seed) },
     { 0 },
 };
@@ -557,8 +577,8 @@ static int describe_preset(maker *m, const char *name) {
         fprintf(stderr, "moe-make-random: --layers: %s has %d\n", name, decoders[i].layers);
         return EXIT_USAGE;
     }
-    if (m->layers) {
-        fputs("moe-make-random: --layers requires a preset of Hy-MT2\n", stderr);
+    if (m->layers || m->predictor) {
+        fputs("moe-make-random: --layers and --predictor require a preset of Hy-MT2\n", stderr);
         return EXIT_USAGE;
     }
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
@@ -590,7 +610,7 @@ int main(int argc, char **argv) {
     if (parsed >= 0) return parsed;
     moe_type_parse(o.type, &m.type);
     moe_type_parse(o.experts ? o.experts : o.type, &m.experts);
-    m.layers = o.layers;
+    m.layers = o.layers, m.predictor = o.predictor;
     m.random = (uint64_t)o.seed;
     m.show = isatty(2);
     if (describe_preset(&m, o.preset)) return EXIT_USAGE;

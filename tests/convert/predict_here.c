@@ -1,4 +1,4 @@
-/* predict_here.c - prints what a model's predictor of further tokens computes, for tests/convert/test_decoder.py.
+/* predict_here.c - prints what a model's predictor of further tokens computes, for tests/convert/test_predictor.py.
  *
  *     predict_here MODEL PIECE    PIECE: rows per run, 0 for the default
  *
