@@ -625,7 +625,9 @@ typedef struct moe_request {
     /* [n_draft] ids of a text that resembles the translation, such as an older translation or a fast model's, without
      * those of `target`; or NULL. A draft only saves time: the session computes its probable tokens together and keeps
      * those that it would have chosen. It computes none if it expects no gain, with a beam above 1, for LSTM decoders,
-     * with constraints or callbacks next_token, routing or attention, and on a GPU. */
+     * with constraints or callbacks next_token, routing or attention, and on a GPU. In a session with beam 1, layers of
+     * the model that predict further tokens write a draft if there is none or drafts have been worse; not with a wire,
+     * trace, noise or a streamed model. */
     const int32_t *draft;
     size_t n_draft;
 } moe_request;
