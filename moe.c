@@ -12261,6 +12261,18 @@ static int moe_prediction_pays(const moe_session *s, double slots, double share,
     return (double)s->foreseen * share > 1.25 * (cost + own);
 }
 
+/* Let the text of a request or, if that has been right more often, the predictor be the draft of a sentence. */
+static void moe_choose_draft(moe_session *s, moe_slot *slot, const moe_request *q) {
+    const int follows = moe_follows_drafts(s, slot);
+    slot->n_draft = follows && q->draft ? moe_min(q->n_draft, s->search.max_target) : 0;
+    slot->right = s->right;
+    slot->asks = follows && s->predicts && !s->graphs[MOE_DECODER].mixes;
+    if (slot->asks && !s->pays) slot->asks = 0, s->foreseen += (0.75f - s->foreseen) / 32; /* try again later */
+    if (slot->n_draft && s->right >= s->foreseen) slot->asks = 0;
+    if (slot->asks) slot->n_draft = 0, slot->right = s->foreseen;
+    if (slot->n_draft) memcpy(slot->draft, q->draft, slot->n_draft * sizeof *slot->draft);
+}
+
 /* Prepare the predictor's run on the decoder's rows [row, row + n), those of a slot: each needs the token after its
  * own. If guesses were wrong, the last of these rows are of no use, and later ones replace them. */
 static void moe_ask_predictor(moe_session *s, moe_slot *slot, size_t row, size_t n) {
@@ -12944,13 +12956,7 @@ static size_t moe_admit(moe_session *s, size_t at, size_t staged) {
     slot->task.first = m->decoder_from_encoder ? (int32_t)(s->rows + at) : -1;
     if (force >= 0) slot->target[slot->task.prompt] = force;
     if (q->target && q->n_target) memcpy(slot->target + slot->task.free, q->target, q->n_target * sizeof *slot->target);
-    slot->n_draft = moe_follows_drafts(s, slot) && q->draft ? moe_min(q->n_draft, s->search.max_target) : 0;
-    slot->right = s->right;
-    slot->asks = s->predicts && moe_follows_drafts(s, slot) && !s->graphs[MOE_DECODER].mixes;
-    if (slot->asks && !s->pays) slot->asks = 0, s->foreseen += (0.75f - s->foreseen) / 32; /* try again later */
-    if (slot->n_draft && s->right >= s->foreseen) slot->asks = 0; /* the text has been the better draft */
-    if (slot->asks) slot->n_draft = 0, slot->right = s->foreseen;
-    if (slot->n_draft) memcpy(slot->draft, q->draft, slot->n_draft * sizeof *slot->draft);
+    moe_choose_draft(s, slot, q);
     if (s->params.shortlist) moe_make_list(s, slot, ids);
     if (s->api) s->api->begin(s->device, at, slot);
     else moe_slot_begin(slot);
