@@ -9759,19 +9759,19 @@ static void moe_bind_translation(moe_reader *r, moe_model *m, moe_rules rules) {
 /* Bind the layers that predict the token after the next one (DeepSeek-V3, arXiv 2412.19437, section 2.2), if any. */
 static void moe_bind_predictor(moe_reader *r, moe_model *m) {
     static const char *const names[] = { "predict.embedding.norm.weight", "predict.hidden.norm.weight" };
-    moe_layer *layers = m->decoder + m->n_decoder;
     if (!m->n_predictor || r->status) return;
+    moe_layer *layers = m->decoder + m->n_decoder;
     const float epsilon = (float)moe_read_number(r, moe_read(r, "predict.epsilon"), 1, 0, 1, 1e-5);
     for (int i = 0; i < 2; i++)
         m->predictor_norms[i] = (moe_norm_op){ moe_bind_vector(r, m->width, 0, "%s", names[i]), NULL, epsilon, 1 };
     moe_bind_matrix(r, &m->predictor_join, m->width, 2 * m->width, 0, "%s", "predict.join.weight");
     moe_read_layers(r, m, layers, m->n_predictor, "predict", MOE_IN_DECODER, 0);
-    for (size_t i = 0; i < m->n_predictor && !r->status; i++)
-        for (size_t k = 0; k < MOE_CARRIES; k++)
-            if (moe_carried_cols(&layers[i], k) && layers[i].type->carries[k].by != MOE_BY_TOKEN)
-                MOE_REFUSE(r, &layers[i], "kind", "is \"%s\", which is not supported there", layers[i].type->name);
-    if (!r->status && layers[m->n_predictor - 1].out != m->width)
-        MOE_REFUSE(r, &layers[m->n_predictor - 1], "kind", "must be of a layer with %zu output columns", m->width);
+    for (size_t i = 0; i < m->n_predictor && !r->status; i++) {
+        const moe_layer_type *type = layers[i].type;
+        if ((type != &moe_self_type && type != &moe_ffn_type && type != &moe_norm_type && type != &moe_mixture_type) ||
+            layers[i].out != m->width)
+            MOE_REFUSE(r, &layers[i], "kind", "must be attention, ffn, norm or moe, with %zu outputs", m->width);
+    }
 }
 
 /* Bind a decoder-only model, whose target continues the source. */
@@ -11426,19 +11426,18 @@ struct moe_session {
     int shares;             /* 1 if sentences with the same start share the start's pages */
     int32_t *beginnings;    /* [MOE_PAGE n_pages] hash table of pages by their tokens, with the latest page or -1 */
     size_t n_idle;
-    int32_t *idle_pages;   /* [n_idle] unused pages of shared starts, least recently used first */
-    size_t n_kept;         /* shared starts whose states can be kept */
-    moe_states *kept;      /* [n_kept] */
-    uint64_t uses;         /* number of uses of kept states so far */
-    uint64_t serials;      /* number of serials assigned so far */
-    uint64_t begun, ended; /* number of sentences started so far; number done */
-    moe_pace pace;         /* how the time of a run depends on its rows */
-    int predicts, pays;    /* 1 if the session can run the predictor; 1 if this seems to save time */
-    moe_pace predicting;   /* the pace of the predictor */
-    float foreseen;        /* share of the recently predicted tokens that were right */
-    float *hidden;         /* [rows, D] the decoder's output for the predictor */
-    float right;           /* expected share of right tokens in a draft, averaged over recent sentences */
-    size_t *active;        /* [n_active] slots in the order of their segments of `length` rows carried by source */
+    int32_t *idle_pages;       /* [n_idle] unused pages of shared starts, least recently used first */
+    size_t n_kept;             /* shared starts whose states can be kept */
+    moe_states *kept;          /* [n_kept] */
+    uint64_t uses;             /* number of uses of kept states so far */
+    uint64_t serials;          /* number of serials assigned so far */
+    uint64_t begun, ended;     /* number of sentences started so far; number done */
+    moe_pace pace, predicting; /* how the time of a run, and of one of the predictor, depends on its rows */
+    int predicts, pays;        /* 1 if the session can run the predictor; 1 if this seems to save time */
+    float foreseen;            /* share of the recently predicted tokens that were right */
+    float *hidden;             /* [rows, D] the decoder's output for the predictor */
+    float right;               /* expected share of right tokens in a draft, averaged over recent sentences */
+    size_t *active;            /* [n_active] slots in the order of their segments of `length` rows carried by source */
     size_t n_active;
     /* the sentences being encoded */
     int32_t *staged;              /* [encode_tokens] concatenated ids of these sentences */
@@ -11842,8 +11841,7 @@ static moe_status moe_session_plan(const moe_model *m, const moe_session_params 
                                     .ranks = p->wire ? &s->ranks : NULL };
     s->predicts = m->n_predictor && s->search.ahead && p->beam == 1 && !s->api && !p->wire && !p->trace && !p->noise &&
                   !p->next_token && !s->bank.file;
-    s->pays = 1;
-    s->graphs[MOE_PREDICTOR].top = 1;
+    s->graphs[MOE_PREDICTOR].top = 1, s->pays = 1;
     s->graphs[MOE_DECODER].top =
         moe_min(m->kind == MOE_MODEL_CLASSIFIER ? (size_t)p->nbest : (size_t)p->beam + m->n_ends,
                 (size_t)m->vocabulary);
@@ -12253,20 +12251,11 @@ static size_t moe_guesses(const moe_session *s, const moe_slot *slot, double cos
     return n;
 }
 
-/* Return 1 if the predictor seems to save time in runs with `slots` sentences. `share` is the decoder's time per
- * sentence, `cost` that of one more row. */
-static int moe_prediction_pays(const moe_session *s, double slots, double share, double cost) {
-    double more;
-    const double own = s->predicting.n > 0 ? moe_pace_of(&s->predicting, slots, &more) / slots : 0;
-    return (double)s->foreseen * share > 1.25 * (cost + own);
-}
-
 /* Let the text of a request or, if that has been right more often, the predictor be the draft of a sentence. */
 static void moe_choose_draft(moe_session *s, moe_slot *slot, const moe_request *q) {
-    const int follows = moe_follows_drafts(s, slot);
-    slot->n_draft = follows && q->draft ? moe_min(q->n_draft, s->search.max_target) : 0;
+    slot->n_draft = moe_follows_drafts(s, slot) && q->draft ? moe_min(q->n_draft, s->search.max_target) : 0;
     slot->right = s->right;
-    slot->asks = follows && s->predicts && !s->graphs[MOE_DECODER].mixes;
+    slot->asks = s->predicts && moe_follows_drafts(s, slot) && !s->graphs[MOE_DECODER].mixes;
     if (slot->asks && !s->pays) slot->asks = 0, s->foreseen += (0.75f - s->foreseen) / 32; /* try again later */
     if (slot->n_draft && s->right >= s->foreseen) slot->asks = 0;
     if (slot->asks) slot->n_draft = 0, slot->right = s->foreseen;
@@ -12274,28 +12263,23 @@ static void moe_choose_draft(moe_session *s, moe_slot *slot, const moe_request *
 }
 
 /* Prepare the predictor's run on the decoder's rows [row, row + n), those of a slot: each needs the token after its
- * own. If guesses were wrong, the last of these rows are of no use, and later ones replace them. */
-static void moe_ask_predictor(moe_session *s, moe_slot *slot, size_t row, size_t n) {
+ * own. If guesses were wrong, the last rows are of no use, and later ones replace them. Returns 1 if the slot asks. */
+static int moe_ask_predictor(moe_session *s, moe_slot *slot, size_t row, size_t n) {
     const moe_frame *d = &s->frames[MOE_DECODER];
     for (size_t i = row; i < row + n; i++) {
-        const size_t next = (size_t)d->positions[i];
-        if (next < slot->n_tokens) d->ids[i] = slot->tokens[next].id;
+        if ((size_t)d->positions[i] < slot->n_tokens) d->ids[i] = slot->tokens[d->positions[i]].id;
         d->beam.want[i] = MOE_NO_LOGITS;
     }
     if (slot->asks && slot->n_draft && n) s->foreseen += ((float)(d->ids[row] == slot->draft[0]) - s->foreseen) / 32;
+    if (slot->asks && !s->pays) slot->asks = 0, slot->n_draft = slot->expected = 0, s->foreseen /= 2;
     if (slot->active && slot->asks) d->beam.want[slot->live[0].row] = -1;
+    return slot->active && slot->asks;
 }
 
 /* Let the predictor's best token be the draft of each slot that asks for one. */
 static moe_status moe_predict(moe_session *s, moe_error *error) {
     moe_frame *f = &s->frames[MOE_PREDICTOR];
     const uint64_t begin = moe_nanoseconds();
-    int asked = 0;
-    for (moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++) {
-        if (slot->asks && !s->pays) slot->asks = 0, slot->n_draft = slot->expected = 0, s->foreseen /= 2;
-        asked |= slot->active && slot->asks && !slot->waits;
-    }
-    if (!asked) return MOE_OK;
     f->rows = s->frames[MOE_DECODER].rows;
     MOE_TRY(moe_session_run(s, MOE_PREDICTOR, error));
     if (!s->pace.mixed) moe_pace_add(&s->predicting, (double)f->rows, (double)(moe_nanoseconds() - begin) * 1e-9);
@@ -12534,16 +12518,15 @@ static void moe_free_page(moe_session *s, int32_t page) {
 
 /* Allocate free or idle pages for a sentence's first `rows` rows. Returns 0 if there are too few. */
 static int moe_take_pages(moe_session *s, moe_slot *slot, size_t rows) {
-    const size_t first = (s->model->n_encoder + s->model->n_decoder) * MOE_CARRIES;
     while (slot->pages && slot->n_pages * MOE_PAGE < rows) {
         if (!s->n_free && !s->n_idle) return 0;
         const int32_t page = s->n_free ? s->free_pages[--s->n_free] : moe_take_idle(s, 0);
         s->pages[page] = (moe_page){ .users = 1 };
         slot->pages[slot->n_pages++] = page;
-        for (size_t i = first; i < s->model->n_layers * MOE_CARRIES; i++) { /* the predictor may leave rows out */
-            const size_t bytes = MOE_PAGE * moe_carried_row(s, i, MOE_BY_TOKEN);
-            char *at = (char *)(void *)s->carried[i / MOE_CARRIES][i % MOE_CARRIES].rows;
-            if (bytes) memset(at + (size_t)page * bytes, 0, bytes);
+        for (size_t i = s->model->n_predictor * MOE_CARRIES, at = s->model->n_decoder * MOE_CARRIES; i-- > 0; at++) {
+            const size_t bytes = MOE_PAGE * moe_carried_row(s, at, MOE_BY_TOKEN);
+            char *kept = (char *)(void *)s->carried[at / MOE_CARRIES][at % MOE_CARRIES].rows;
+            if (bytes) memset(kept + (size_t)page * bytes, 0, bytes); /* the predictor may leave rows out */
         }
     }
     return 1;
@@ -13090,11 +13073,12 @@ static void moe_choose_state(moe_session *s, moe_slot *slot, size_t h, size_t ro
 static void moe_fill_frame(moe_session *s) {
     moe_beam *b = &s->frames[MOE_DECODER].beam;
     size_t rows = 0, spare = s->search.ahead, slots = 0, guesses = MOE_GUESSES;
-    double cost, share;
+    double cost, share, own;
     b->most_starts = 0;
     for (size_t i = 0; i < s->n_slots; i++) slots += (size_t)(s->slots[i].active && !s->slots[i].waits);
     share = moe_pace_of(&s->pace, (double)slots, &cost) / (double)moe_max(slots, 1);
-    s->pays = moe_prediction_pays(s, (double)moe_max(slots, 1), share, cost);
+    own = s->predicting.n > 0 ? moe_pace_of(&s->predicting, (double)slots, &own) / (double)moe_max(slots, 1) : 0;
+    s->pays = (double)s->foreseen * share > 1.25 * (cost + own);
     s->pace.mixed = 0;
     for (moe_slot *slot = s->slots; slot < s->slots + s->n_slots; slot++) {
         if (!slot->active || slot->waits) continue;
@@ -13214,6 +13198,7 @@ static void moe_report_live(const moe_session *s, size_t at, size_t row) {
 static moe_status moe_step(moe_session *s, moe_error *error) {
     const moe_frame *d = &s->frames[MOE_DECODER];
     moe_device_results step = { 0, 0, NULL };
+    int asked = 0; /* 1 if a slot asks the predictor */
     if (s->api) {
         MOE_TRY(s->api->step(s->device, s->params.trace, s->params.trace_user, &step, error));
     } else {
@@ -13242,7 +13227,7 @@ static moe_status moe_step(moe_session *s, moe_error *error) {
         slot->accepted = slot->guessed && slot->steps > steps ? slot->steps - steps : 0;
         s->stats.draft_tokens += slot->accepted;
         slot->guessed = 0; /* a free slot fills no rows */
-        if (s->predicts) moe_ask_predictor(s, slot, row, n);
+        if (s->predicts) asked |= moe_ask_predictor(s, slot, row, n);
         if (!done) {
             moe_report_tokens(s, i);
             continue;
@@ -13252,7 +13237,7 @@ static moe_status moe_step(moe_session *s, moe_error *error) {
         for (int32_t h = 0; h < s->results[1]; h++) moe_write_result(&s->search, &s->slots[i], (size_t)h, s->results);
         moe_deliver(s, s->results);
     }
-    return s->predicts ? moe_predict(s, error) : MOE_OK;
+    return asked ? moe_predict(s, error) : MOE_OK;
 }
 
 void moe_session_cancel(moe_session *s) { atomic_store(&s->pool.cancelled, 1); }
