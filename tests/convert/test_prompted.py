@@ -699,7 +699,12 @@ def terms_are_copied_or_replace_the_models_word():
         for other in [*whole, "--batch", "1"], [*whole, "--batch", "7", "--threads", "3", "--piece", "1"], \
                 [*whole, "--beam", "3"], *programs:
             assert run(other, lines).stdout == found.stdout, other
+        reported = [json.loads(line).get("terms", []) for line in run([*whole, "--json"], lines).lines]
     assert not found.stderr, found.stderr
+    for line, found_terms in zip(lines, reported):
+        wanted = sorted(x for x in terms for _ in re.findall(rf"\b{x}s?\b", line, re.I))
+        assert sorted(x["source"] for x in found_terms) == wanted, (line, found_terms)
+        assert all(x["target"] == terms[x["source"]] and x["kept"] and not x["part"] for x in found_terms), found_terms
     for (line, wanted), text in zip(PLACED, found.lines):
         assert wanted in (None, text), (line, text)
         for source, target in terms.items():
@@ -711,6 +716,8 @@ def terms_are_copied_or_replace_the_models_word():
         assert translator.translate(lines) == found.lines
         assert ["".join(translator.stream(x)) for x in lines] == found.lines
         assert all(x.asked == x.kept for x in translator.terms()), translator.terms()
+        (result,) = translator.results(lines[2:3])
+        assert sorted(result.terms) == [("cat", "Katze", True), ("dog", "Hund", True)], result.terms
 
 
 @model_test

@@ -92,6 +92,7 @@ def structures_match_the_header():
         "moetext_request": library.Request,
         "moetext_link": library.Link,
         "moetext_hypothesis": library.Hypothesis,
+        "moetext_term_use": library.TermUse,
         "moetext_result": library.Result,
         "moetext_local": library.Local,
         "moetext_choice": library.Choice,
@@ -379,6 +380,8 @@ def glossaries_are_files_or_terms():
     before = set(os.listdir(tempfile.gettempdir()))
     with Translator(MODEL, target="de", glossary=terms, **FAST) as translator:
         assert "Gugel, hupf;" in translator.translate(line)
+        (result,) = translator.results([f"{line} Mary sleeps."])
+        assert result.terms == (("dog", "Gugel, hupf;", True), ("Mary", "Mary", True)), result.terms
         assert "Mary" in translator.translate("Mary sleeps.") and "x" in translator.translate("See #dog here.")
         assert "target" in translator.translate("This is the source of it.")
     with Translator(MODEL, target="de", glossary={}, **FAST) as translator:

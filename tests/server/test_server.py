@@ -164,6 +164,10 @@ def alternatives_details_and_languages_are_returned():
             single = server.translate(line, details=True)[1]
             assert parts.pop(single["translatedText"]) == single["details"]["confidence"], (line, answer)
         assert not parts, parts
+        terms = {"dog": "Gugelhupf", "cat": "Kater"}
+        answer = server.translate(lines[2], details=True, glossary=terms)[1]
+        assert answer["details"]["terms"] == [{"source": "dog", "target": "Gugelhupf", "kept": True}], answer
+        assert "terms" not in server.translate(lines[0], details=True, glossary=terms)[1]["details"]
         _, answers = server.ask("/translate", {"q": LINES[:2], "source": "auto", "target": "de", "alternatives": 1})
         assert [len(x) for x in answers["alternatives"]] == [1, 1] and len(answers["detectedLanguage"]) == 2
         assert server.ask("/detect", {"q": "Wo ist mein Buch geblieben?"})[1][0]["language"] == "de"

@@ -421,7 +421,7 @@ TEST(terms_are_verified_in_translations) {
         assert_int_equal(text_glossary_read(&front, "x", file, sizeof file - 1, &g, NULL), MOE_OK);
         assert_string_equal(text_glossary_heading(g), "Source, Target");
         assert_int_equal(text_terms_check(g, (moe_span){ source, strlen(source) }, (moe_span){ target, strlen(target) },
-                                          &known, &message, NULL),
+                                          &known, NULL, &message, NULL),
                          MOE_OK);
         for (size_t k = 0; k < text_glossary_count(g); k++)
             asked += (unsigned)text_glossary_counts(g, k)->asked, kept += (unsigned)text_glossary_counts(g, k)->kept;

@@ -262,6 +262,20 @@ static void json_memory(const moetext_memory *memory, const moetext_result *r, j
     if (r->n_matches) json_close(j, ']');
 }
 
+/* Write the terms of the glossary that occur in the line. */
+static void json_terms(const moetext_result *r, json *j) {
+    if (r->n_terms) json_open(j, "terms", '[');
+    for (size_t i = 0; i < r->n_terms; i++) {
+        json_open(j, NULL, '{');
+        json_whole(j, "part", (int64_t)r->terms[i].part);
+        json_text(j, "source", r->terms[i].source);
+        json_text(j, "target", r->terms[i].target);
+        json_bool(j, "kept", r->terms[i].kept);
+        json_close(j, '}');
+    }
+    if (r->n_terms) json_close(j, ']');
+}
+
 static void json_line(const options *o, program_line *line, const moetext_result *r, const moetext_memory *memory) {
     json j = { .out = &line->output };
     char name[512];
@@ -290,6 +304,7 @@ static void json_line(const options *o, program_line *line, const moetext_result
         json_text(&j, "translation", r->n_hypotheses ? r->hypotheses[0].text : "");
     }
     json_memory(memory, r, &j);
+    json_terms(r, &j);
     const int cut = line->cut || r->flags & (MOETEXT_CUT | MOETEXT_TRUNCATED);
     if (line->failed) json_text(&j, "error", r->message);
     else if (*program_line_note(line, r)) json_text(&j, cut ? "cut" : "note", program_line_note(line, r));

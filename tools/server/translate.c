@@ -179,8 +179,8 @@ static void write_parts(json *j, const ruler *target, const moetext_result *resu
     json_close(j, ']');
 }
 
-/* Write {"score": ..., "confidence": ..., "parts": [...], "alignment": [[begin, end, begin, end], ...]} with character
- * positions in both texts. */
+/* Write {"score": ..., "confidence": ..., "parts": [...], "terms": [...], "alignment": [[begin, end, begin, end], ...]}
+ * with character positions in both texts. */
 static void write_details(text_item *item, const moetext_result *result) {
     const moetext_hypothesis *best = &result->hypotheses[0];
     const double confidence = moetext_confidence(result);
@@ -192,6 +192,15 @@ static void write_details(text_item *item, const moetext_result *result) {
     json_float(&j, "score", best->score);
     if (confidence >= 0) json_digits(&j, "confidence", confidence, 3);
     if (confidence >= 0 && known) write_parts(&j, &target, result);
+    if (result->n_terms) json_open(&j, "terms", '[');
+    for (size_t i = 0; i < result->n_terms; i++) {
+        json_open(&j, NULL, '{');
+        json_text(&j, "source", result->terms[i].source);
+        json_text(&j, "target", result->terms[i].target);
+        json_bool(&j, "kept", result->terms[i].kept);
+        json_close(&j, '}');
+    }
+    if (result->n_terms) json_close(&j, ']');
     json_open(&j, "alignment", '[');
     for (size_t i = 0; known && i < best->n_links; i++) {
         const moetext_link *link = &best->links[i];

@@ -283,12 +283,13 @@ static moe_status check_terms(const text_front *front, text_job *job, const moe_
                                .user = job->guard };
     text_bytes written = { 0 }, message = { 0 };
     if (!glossary || o->pairs || !result->n_hypotheses) return MOE_OK;
+    job->term_uses.length = 0;
     moe_status status = text_job_write(front, job, result->hypotheses, &written, error);
     if (!status && text_guard_used(job->guard) && text_guard_knows_free(job->guard, &known.without))
         known.old_word = old_word;
     if (!status)
         status = text_terms_check(glossary, (moe_span){ job->source.data, job->source.length },
-                                  (moe_span){ written.data, written.length }, &known, &message, error);
+                                  (moe_span){ written.data, written.length }, &known, &job->term_uses, &message, error);
     if (!status && message.length && job->attempt.step == TEXT_ACCEPT)
         text_job_note(job, &job->noted, "%s", message.data);
     text_bytes_free(&written);
@@ -464,14 +465,14 @@ void text_show_partial(const text_front *front, const text_partial *p, size_t be
 }
 
 /* Numbers of text_bytes and of text_ids in a job. */
-enum { TEXTS = 8, IDS = 11 };
+enum { TEXTS = 8, IDS = 12 };
 
 static void memory_of(text_job *job, text_bytes *texts[TEXTS], text_ids *ids[IDS]) {
     text_bytes *const t[TEXTS] = { &job->source, &job->target,  &job->gap,      &job->context,
                                    &job->shown,  &job->written, &job->recalled, &job->partial.text };
-    text_ids *const i[IDS] = { &job->source_ids,  &job->target_ids, &job->prompt,     &job->phrase_ids,
-                               &job->draft_ids,   &job->answer_ids, &job->logprobs,   &job->begun_ids,
-                               &job->resumed_ids, &job->edited_ids, &job->partial.ids };
+    text_ids *const i[IDS] = { &job->source_ids,  &job->target_ids, &job->prompt,    &job->phrase_ids,
+                               &job->draft_ids,   &job->answer_ids, &job->logprobs,  &job->begun_ids,
+                               &job->resumed_ids, &job->edited_ids, &job->term_uses, &job->partial.ids };
     memcpy(texts, t, sizeof t), memcpy(ids, i, sizeof i);
 }
 

@@ -74,6 +74,7 @@ typedef struct text_job {
     text_ids resumed_ids;           /* for TEXT_RESUME, the output before the repetition */
     text_ids answer_ids, logprobs;  /* (prompted) an answer that lacks terms; its log-probabilities, times LOG_UNIT */
     text_ids begun_ids, edited_ids; /* (prompted) its beginning with a term; all of it with a term */
+    text_ids term_uses;             /* terms in the source (text_terms_check) */
     struct text_guard *guard;       /* (guarded) protected spans (protect.h); may be NULL */
     struct text_constraints *bound; /* (prompted) constraints of a second answer (prompt.h); may be NULL */
     text_repair *repair;            /* (guarded) the repair of a fuzzy match (repair.h); may be NULL */

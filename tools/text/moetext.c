@@ -413,6 +413,8 @@ typedef struct unit {
     size_t n_matches, match_capacity;
     moetext_part *pieces; /* [n_pieces] of the joined parts */
     size_t n_pieces, piece_capacity;
+    moetext_term_use *terms; /* [n_terms] */
+    size_t n_terms, term_capacity;
 } unit;
 
 typedef struct row {
@@ -562,6 +564,7 @@ static void unit_free(unit *u) {
     free(u->drafted);
     free(u->matches);
     free(u->pieces);
+    free(u->terms);
     free(u);
 }
 
@@ -581,7 +584,9 @@ static unit *unit_new(moetext *t, const moetext_request *q) {
                  .matches = u->matches,
                  .match_capacity = u->match_capacity,
                  .pieces = u->pieces,
-                 .piece_capacity = u->piece_capacity };
+                 .piece_capacity = u->piece_capacity,
+                 .terms = u->terms,
+                 .term_capacity = u->term_capacity };
     if (q->place) *q->place = u;
     return t->units = u;
 }
@@ -1073,6 +1078,19 @@ static moe_status match_part(unit *u, const part *p) {
     return text_add(&u->matches, &u->n_matches, &u->match_capacity, &match, 1, sizeof match, NULL);
 }
 
+/* Add the terms in a part to its text's. */
+static moe_status add_terms(unit *u, const part *p) {
+    const text_rules *rules = p->job.options.rules;
+    const text_ids *uses = &p->job.term_uses;
+    moe_status status = MOE_OK;
+    for (size_t i = 0; i < uses->length && !status; i++) {
+        const text_term *term = text_glossary_term(text_rules_glossary(rules), (size_t)uses->data[i] / 2);
+        const moetext_term_use one = { u->parts - 1, term->source, term->target, uses->data[i] % 2 };
+        status = text_add(&u->terms, &u->n_terms, &u->term_capacity, &one, 1, sizeof one, NULL);
+    }
+    return status;
+}
+
 /* Return MOETEXT_CUT, MOETEXT_TRUNCATED and MOETEXT_KEPT of a part. */
 static unsigned flags_of(const unit *u, const part *p) {
     const text_job *job = &p->job;
@@ -1110,6 +1128,7 @@ static moe_status join_part(unit *u, const part *p) {
     describe_part(u, p);
     moe_status status = note_part(u, p);
     if (!status) status = match_part(u, p);
+    if (!status) status = add_terms(u, p);
     if (!status && !p->job.failed) status = add_ids(&u->source, &p->job.source_ids);
     if (!status) status = add_end(&u->source);
     if (!status) status = widen(u, p->found.n ? p->found.n : 1);
@@ -1159,6 +1178,8 @@ static void deliver(moetext *t, unit *u) {
                          .model_path = t->model->path,
                          .n_matches = u->n_matches,
                          .matches = u->matches,
+                         .n_terms = u->n_terms,
+                         .terms = u->terms,
                          .source_language = code_of(t, u->request.source, t->settings.source, u->source_tag),
                          .target_language = code_of(t, u->request.target, t->settings.target, u->target_tag) };
     const int described = !u->lost && describe(t, u, &r);

@@ -486,6 +486,13 @@ typedef struct moetext_part {
     unsigned flags;         /* MOETEXT_CUT | MOETEXT_TRUNCATED | MOETEXT_KEPT | MOETEXT_BLANK */
 } moetext_part;
 
+/* An occurrence of a glossary's term in a text. */
+typedef struct moetext_term_use {
+    size_t part; /* number of the part, from 0 */
+    const char *source, *target;
+    int kept; /* 1 if the translation of the part has it as a separate word */
+} moetext_term_use;
+
 /* Flags of a result. */
 enum {
     MOETEXT_SPLIT = 1,      /* the text was translated in parts (see below) */
@@ -526,6 +533,8 @@ typedef struct moetext_result {
     const moetext_match *matches;                  /* [n_matches] of the parts that were found in a memory */
     const char *source_language, *target_language; /* as requested or detected; NULL or "" if unknown */
     const moetext_part *parts;                     /* [n_parts]; NULL if no model translated the text */
+    size_t n_terms;
+    const moetext_term_use *terms; /* [n_terms] in the parts that a model translated; none with two models */
 } moetext_result;
 
 /* Return the probability, 0 to 1 in thousandths, that the best translation of a result is right: that its chrF against

@@ -482,6 +482,7 @@ static void deliver(text_several *s, item *x, const moetext_result *result) {
     r.model = s->at->model, r.model_path = text_set_path(s->set, x->way.files[x->way.n - 1]);
     r.message = message_of(s, x, result->message);
     if (x->way.n == 2) {
+        r.n_terms = 0; /* the second model keeps the terms of the first, which are words of its source */
         r.between = x->text.data, r.between_length = x->text.length;
         r.between_language = text_set_languages(s->set, &n)[x->way.languages[1]];
         r.between_path = text_set_path(s->set, x->way.files[0]);

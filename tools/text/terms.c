@@ -252,16 +252,18 @@ static void free_uses(uses *u) {
 }
 
 moe_status text_terms_check(const text_glossary *g, moe_span source, moe_span target, const text_terms_known *known,
-                            text_bytes *message, moe_error *error) {
+                            text_ids *found, text_bytes *message, moe_error *error) {
     text_plain plain = { 0 };
     uses u = { 0 };
-    const moe_status status = begin_check(g, source, target, known, &plain, &u, error);
+    moe_status status = begin_check(g, source, target, known, &plain, &u, error);
     for (size_t i = 0; i < u.n && !status; i++) check_use(&u, &u.each[i], &plain.text, known, message);
     for (size_t i = 0; i < u.n_terms && !status; i++) {
         text_term_count *count = text_glossary_counts(g, u.terms[i].term->number);
         use *x = use_of(&u, u.terms[i].term);
+        const int32_t kept = x->kept > 0, one = 2 * (int32_t)u.terms[i].term->number + kept;
         count->asked++;
-        if (x->kept) x->kept--, count->kept++;
+        if (kept) x->kept--, count->kept++;
+        if (found) status = text_ids_append(found, &one, 1, error);
     }
     text_plain_free(&plain);
     free_uses(&u);

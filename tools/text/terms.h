@@ -35,11 +35,12 @@ typedef struct text_terms_known {
     const void *user;
 } text_terms_known;
 
-/* Count the glossary terms in a text, and those that its translation has as separate words. Append a message
- * about each term that is missing, repeated, next to the word that it should replace, or replaces none. Errors:
- * MOE_ERROR_MEMORY. */
+/* Count the glossary terms in a text, and those that its translation has as separate words. Append to `uses` (may be
+ * NULL), for each occurrence, 2 * the number of the term, + 1 if the translation has it. Append a message about each
+ * term that is missing, repeated, next to the word that it should replace, or replaces none. Errors: MOE_ERROR_MEMORY.
+ */
 moe_status text_terms_check(const text_glossary *glossary, moe_span source, moe_span target,
-                            const text_terms_known *known, text_bytes *message, moe_error *error);
+                            const text_terms_known *known, text_ids *uses, text_bytes *message, moe_error *error);
 
 /* Find up to `most` terms that a translation lacks, in the order of the source; set *n. Errors: MOE_ERROR_MEMORY. */
 moe_status text_terms_missing(const text_glossary *glossary, moe_span source, moe_span target,

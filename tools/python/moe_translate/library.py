@@ -60,6 +60,10 @@ class Note(ctypes.Structure):
     _fields_ = [("part", c_size_t), ("status", c_int), ("message", c_char_p)]
 
 
+class TermUse(ctypes.Structure):
+    _fields_ = [("part", c_size_t), ("source", c_char_p), ("target", c_char_p), ("kept", c_int)]
+
+
 class Result(ctypes.Structure):
     _fields_ = [("user", c_void_p), ("status", c_int), ("message", c_char_p), ("flags", c_uint), ("n_parts", c_size_t),
                 ("n_source_ids", c_size_t), ("source_ids", POINTER(c_int32)), ("part_ends", POINTER(c_size_t)),
@@ -67,7 +71,7 @@ class Result(ctypes.Structure):
                 ("between", c_void_p), ("between_length", c_size_t), ("between_language", c_char_p),
                 ("n_notes", c_size_t), ("notes", POINTER(Note)), ("model_path", c_char_p), ("between_path", c_char_p),
                 ("n_matches", c_size_t), ("matches", c_void_p), ("source_language", c_char_p),
-                ("target_language", c_char_p), ("parts", c_void_p)]
+                ("target_language", c_char_p), ("parts", c_void_p), ("n_terms", c_size_t), ("terms", POINTER(TermUse))]
 
 
 class Local(ctypes.Structure):

@@ -74,6 +74,8 @@ class Result:
     note: str = ""  # a remark about the translation, such as why it is doubtful
     # Probability that the translation is right (chrF of at least 60); None if the model has no table for it.
     confidence: "float | None" = None
+    # Terms of the glossary that occur in the text: (term, translation, True if the translation has it).
+    terms: tuple[tuple[str, str, bool], ...] = ()
 
 
 class Stats(SimpleNamespace):
@@ -1162,6 +1164,7 @@ def _result(model, text, raw):
         (raw.between_language or b"").decode("utf-8"),
         "" if raw.status else raw.message.decode("utf-8", "replace"),
         confidence if (confidence := lib().moetext_confidence(ctypes.byref(raw))) >= 0 else None,
+        tuple((t.source.decode("utf-8"), t.target.decode("utf-8"), bool(t.kept)) for t in raw.terms[: raw.n_terms]),
     )
 
 
