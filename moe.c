@@ -6054,6 +6054,13 @@ static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const
         s.tensors[i].info.type = moe_save_type(f, &f->tensors[i], params);
         s.same_type &= s.tensors[i].info.type == f->tensors[i].type;
     }
+    for (size_t i = 0; i < params->n_types && status == MOE_OK; i++) {
+        const moe_tensor_info *t = params->types[i].name ? moe_find_tensor(f, params->types[i].name) : NULL;
+        const moe_type type = params->types[i].type;
+        if (t && t->experts && moe_type_known((uint32_t)type)) s.tensors[t - f->tensors].info.type = type;
+        else status = moe_fail(error, MOE_ERROR_ARGUMENT, "types", "entry %zu has an invalid name or type", i);
+        s.same_type &= status == MOE_OK && type == t->type;
+    }
     for (size_t i = 0; i < params->n_vectors && status == MOE_OK; i++)
         if (!moe_save_vector(&s, &params->vectors[i]))
             status = moe_fail(error, MOE_ERROR_ARGUMENT, "vectors", "vector %zu has an invalid name or no numbers", i);

@@ -707,6 +707,10 @@ typedef struct moe_rows_entry { /* a tensor to write in part: only these rows, n
     const uint32_t *rows; /* [n] */
     size_t n;
 } moe_rows_entry;
+typedef struct moe_types_entry { /* the type of one experts tensor */
+    const char *name;
+    moe_type type;
+} moe_types_entry;
 typedef struct moe_save_params {
     moe_type type, experts; /* number formats of matrices (gates, thresholds and biases stay F32) and of experts */
     const moe_meta_entry *entries; /* [n_entries] metadata to add or replace; may be NULL */
@@ -715,6 +719,8 @@ typedef struct moe_save_params {
     size_t n_vectors;
     const moe_rows_entry *rows; /* [n_rows] tensors to write in part; may be NULL */
     size_t n_rows;
+    const moe_types_entry *types; /* [n_types] types of single experts tensors; may be NULL */
+    size_t n_types;
 } moe_save_params;
 
 /* Write the model to `path` in the number formats of `params`. Keep all metadata, but drop golden.* and quality.* if

@@ -79,6 +79,21 @@ def experts_in_3_and_2_bits_need_version_3():
 
 
 @numpy_test
+def mixtures_with_their_own_type_have_the_same_bytes():
+    with tempfile.TemporaryDirectory() as folder:
+        ours, engine = os.path.join(folder, "ours"), os.path.join(folder, "engine")
+        golden = os.path.join(GOLDEN, "model-base.bin")
+        tensors = moefile.read(golden)[1]
+        types = dict(zip((name for name, t in tensors.items() if t.layout), ("q2", "q3", "q4", "q8")))
+        assert len(types) > 1
+        run([QUANTIZE, golden, engine, "f32", "--types", ",".join(
+            f"{name.removesuffix('.experts')}={kind}" for name, kind in types.items())])
+        moefile.write_model(ours, moefile.read(engine)[0], {
+            name: moefile.Tensor.encode(t.array(), moefile.TYPES[types.get(name, "f32")]) for name, t in tensors.items()})
+        assert version_of(ours) == 3 and bytes_of(ours) == bytes_of(engine)
+
+
+@numpy_test
 def a_damaged_expert_is_named():
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "m")

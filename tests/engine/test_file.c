@@ -1969,6 +1969,43 @@ TEST(low_types_need_version_3) {
     }
 }
 
+/* A mixture may have a type of its own; an invalid entry is an error. */
+TEST(mixtures_may_have_their_own_type) {
+    static const struct {
+        const char *name;
+        moe_type type;
+        int fine;
+    } cases[] = { { "encoder.1.experts", MOE_TYPE_Q2, 1 },
+                  { "encoder.1.experts", MOE_TYPE_F16, 1 },
+                  { "encoder.1.experts", MOE_TYPE_COUNT, 0 },
+                  { "embedding.weight", MOE_TYPE_Q4, 0 },
+                  { "nothing", MOE_TYPE_Q4, 0 },
+                  { NULL, MOE_TYPE_Q4, 0 } };
+    for (size_t i = 0; i < MOE_COUNT(cases); i++) {
+        mw_image image = mw_build(mw_small(MW_GNMT, MW_F32, 1));
+        moe_model *model = open_image(image), *read;
+        moe_error e = { MOE_OK, "", "" };
+        const char *path = in_directory("types.bin");
+        const moe_types_entry entry = { cases[i].name, cases[i].type };
+        const moe_save_params p = { .type = MOE_TYPE_Q8, .experts = MOE_TYPE_Q4, .types = &entry, .n_types = 1 };
+        const moe_status status = moe_model_save(model, path, &p, &e);
+        CHECK(status == (cases[i].fine ? MOE_OK : MOE_ERROR_ARGUMENT), "case %zu: %s", i, e.message);
+        if (!cases[i].fine) CHECK(strstr(e.message, "entry 0"), "case %zu: %s", i, e.message);
+        moe_model_close(model), free(image.data);
+        if (!cases[i].fine) continue;
+        CHECK(moe_model_open(path, NULL, &read, &e) == MOE_OK, "%s", e.message);
+        for (size_t t = 0; t < moe_model_tensor_count(read); t++) {
+            const moe_tensor_info info = moe_model_tensor(read, t);
+            const size_t n = strlen(entry.name);
+            if (info.experts)
+                assert_int_equal(info.type, info.name.length == n && !memcmp(info.name.data, entry.name, n)
+                                                ? entry.type
+                                                : MOE_TYPE_Q4);
+        }
+        moe_model_close(read), remove(path);
+    }
+}
+
 /* A number that is finite in F32 may be infinite in a coarser type. */
 TEST(numbers_beyond_the_type_are_refused) {
     const struct {

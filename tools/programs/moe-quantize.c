@@ -5,10 +5,13 @@
 #include "tools/programs/measure.h"
 #include "tools/programs/program.h"
 
+#include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 typedef struct options {
-    const char *experts, *sample;
+    const char *experts, *types, *sample;
     int ids, no_cache;
 } options;
 
@@ -16,6 +19,9 @@ static const option_row own_rows[] = {
     { "experts", "TYPE", "type of the experts, which contain most of the weights", .group = "Quantisation",
       OPTION_MEMBER(ROW_WORD, experts),
       .more = ". A common choice is --experts q4 with type q8, which loses hardly any quality" },
+    { "types", "LIST", "types of single mixtures, e.g. encoder.2=q2,decoder.1=q3", .group = "Quantisation",
+      OPTION_MEMBER(ROW_WORD, types),
+      .more = ": the layer's name and the type of its experts. Other experts have the type of --experts" },
     { "measure", "FILE", "compare OUT with IN on a sample and store the loss in OUT, for moe-info",
       .group = "Quantisation", OPTION_MEMBER(ROW_WORD, sample),
       .more =
@@ -60,6 +66,22 @@ static int parse_type(const char *name, moe_type *type) {
     return 0;
 }
 
+/* Parse --types. `text` receives the names; `entries` has room for one entry per comma and one more. */
+static int parse_types(const char *list, char *text, moe_types_entry *entries, size_t *n) {
+    for (const char *at = list, *end; *at; at = *end ? end + 1 : end) {
+        const char *equals = strchr(at, '=');
+        end = at + strcspn(at, ",");
+        char type[16];
+        if (!equals || equals >= end || end - equals > (ptrdiff_t)sizeof type)
+            return program_usage_error("invalid --types '%s': expected LAYER=TYPE,...", list), 0;
+        snprintf(type, sizeof type, "%.*s", (int)(end - equals - 1), equals + 1);
+        if (!parse_type(type, &entries[*n].type)) return 0;
+        entries[(*n)++].name = text;
+        text += sprintf(text, "%.*s.experts", (int)(equals - at), at) + 1;
+    }
+    return 1;
+}
+
 int main(int argc, char **argv) {
     options o = { 0 };
     int begun = program_begin("moe-quantize");
@@ -70,6 +92,12 @@ int main(int argc, char **argv) {
     if (!parse_type(argv[optind + 2], &params.type) ||
         !parse_type(o.experts ? o.experts : argv[optind + 2], &params.experts))
         return EXIT_USAGE;
+    const size_t length = o.types ? strlen(o.types) : 0; /* at least 4 bytes per entry, such as a=q2 */
+    moe_types_entry *types = calloc(length + 1, sizeof *types);
+    char *names = calloc(length + 1, sizeof ".experts");
+    if (!types || !names) return program_error("out of memory"), EXIT_MODEL;
+    if (o.types && !parse_types(o.types, names, types, &params.n_types)) return EXIT_USAGE;
+    params.types = types;
     if ((begun = program_check_copy(in, out)) >= 0) return begun;
     /* Verify the checksums first: saving computes new checksums even for damaged weights. */
     text_front front;
@@ -91,5 +119,6 @@ int main(int argc, char **argv) {
             (double)moe_model_file_bytes(written) / 1048576, moe_type_name(params.type), o.experts ? ", experts " : "",
             o.experts ? moe_type_name(params.experts) : "");
     moe_model_close(written);
+    free(types), free(names);
     return EXIT_DONE;
 }
