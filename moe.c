@@ -2692,7 +2692,7 @@ static void moe_blend_portable(const float *weights, const float *const *rows, s
     for (size_t i = 0; i < n; i++) moe_axpy_portable(weights[i], rows[i] + at, width, y);
 }
 
-/* Return the largest number. NaNs are ignored; moe_topk detects them in the sum of exponentials. */
+/* Return the largest number. NaNs are ignored; moe_select_topk detects them in the sum of exponentials. */
 static float moe_max_portable(const float *x, size_t n) {
     float best = moe_from_bits(0xff800000u);
     for (size_t i = 0; i < n; i++) best = x[i] > best ? x[i] : best;

@@ -5,7 +5,8 @@ folders and GGUF files: what they compute, and that they change no result.
 Usage: tests/python tests/convert/test_predictor.py [--only NAME]
 
 Expected results come from decoder_numpy.py in float64, checkpoints from
-make_decoder.py with fixed seeds. Needs build/predict_here and build/convert_here.
+make_decoder.py with fixed seeds. Needs build/predict_here and
+build/convert_here.
 """
 import argparse
 import os
