@@ -748,7 +748,9 @@ static unsigned long long shorten(const text_front *asked, size_t lines, size_t 
     }
     text_append(&text, "he", 2);
     assert_int_equal(text_glossary_read(asked, "x.tsv", list.data, list.length, &glossary, &e), MOE_OK);
-    const text_prompt_request q = { .text = { text.data, text.length },
+    const moe_span said = { text.data, text.length };
+    const text_prompt_request q = { .text = said,
+                                    .original = said,
                                     .context = { context.data, context.length },
                                     .source = -1,
                                     .glossary = glossary };
