@@ -5736,7 +5736,7 @@ static int moe_has_part(const moe_file *f, const char *layer, size_t length, con
  * gate would change its selections. The "gate" matrix of a feed-forward layer with a `down` matrix and no experts
  * selects nothing and is converted. */
 static moe_type moe_save_type(const moe_file *f, const moe_tensor_info *t, const moe_save_params *params) {
-    static const char *const parts[] = { ".gate.", ".parent.", "positions.", "rotary." };
+    static const char *const parts[] = { ".gate.", ".parent.", "positions.", "rotary.", ".distance." };
     const char *name = t->name.data;
     if (t->n_dims == 1 || (t->experts ? params->experts : params->type) == MOE_TYPE_KEEP) return t->type;
     if (t->experts) return params->experts;

@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 
-from converting import convert_quietly
+from converting import BIN, convert_quietly, run
 from suite import Suite
 from test_ct2 import compare, convert
 
@@ -144,6 +144,17 @@ def models_equal_those_of_ctranslate2s_layout():
             assert all(meta[key] == other[key] for key in meta if key.startswith(("encoder", "decoder", "source")))
             assert tensors.keys() == same.keys()
             assert all((x.array() == same[name].array()).all() for name, x in tensors.items()), kind
+
+
+@numpy_test
+def tables_of_distances_stay_f32_when_quantised():
+    with tempfile.TemporaryDirectory() as at:
+        make_model(at + "/in", "t5")
+        assert convert_quietly("--from", "hf", at + "/in", "-o", at + "/a") is None
+        run([os.path.join(BIN, "moe-quantize"), at + "/a", at + "/b", "q8"])
+        run([os.path.join(BIN, "moe-info"), at + "/b"])  # opens the model
+        names = [name for name, t in moefile.read(at + "/b")[1].items() if t.type == moefile.TYPES["f32"]]
+        assert sum(".distance.bias" in name for name in names) == 4, names
 
 
 @numpy_test

@@ -118,7 +118,7 @@ typedef struct mw_model {
     size_t n_tensors;
     uint64_t random;
     uint32_t type;       /* number format of matrices */
-    uint32_t version;    /* format version of the file; 0 for the newest */
+    uint32_t version;    /* format version of the file; 0 for the one that its number formats require */
     size_t header_bytes; /* set by mw_build */
 } mw_model;
 
@@ -419,9 +419,11 @@ static inline uint32_t mw_checksums(const mw_tensor *t, uint32_t version, unsign
 }
 
 static inline mw_image mw_build(mw_model *m) {
-    const uint32_t version = m->version ? m->version : 2;
+    uint32_t version = m->version ? m->version : 2;
     size_t at = 64, header, end;
     mw_image image;
+    for (size_t i = 0; i < m->n_tensors && !m->version; i++)
+        if (m->tensors[i].type == MOE_TYPE_Q3 || m->tensors[i].type == MOE_TYPE_Q2) version = 3;
     for (size_t i = 0; i < m->n_meta; i++) {
         m->meta[i].at = at;
         at += mw_up(8 + strlen(m->meta[i].key), 8) + mw_up(m->meta[i].bytes, 8);

@@ -474,7 +474,7 @@ static void write_new(uint64_t *r) {
     moe_error e = { MOE_OK, "", "" };
     for (size_t i = 0; i < 4; i++) {
         specs[i] = (moe_tensor_spec){ names[fuzz_below(r, fuzz_one_in(r, 4) ? 6 : 2)],
-                                      (moe_type)fuzz_below(r, 6),
+                                      (moe_type)fuzz_below(r, MOE_TYPE_COUNT + 1),
                                       (uint32_t)fuzz_below(r, 5),
                                       { 0 } };
         for (size_t d = 0; d < 3; d++)

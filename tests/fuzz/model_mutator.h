@@ -301,7 +301,7 @@ static void mm_mutate_tensor(mw_model *m, uint64_t *r) {
         if (fuzz_one_in(r, 2)) mm_fill(t, r);
         break;
     case 2:
-        t->type = (uint32_t)fuzz_below(r, 6);
+        t->type = (uint32_t)fuzz_below(r, MOE_TYPE_COUNT + 1);
         if (fuzz_below(r, 8)) mm_fill(t, r);
         break;
     case 3:
