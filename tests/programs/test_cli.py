@@ -1109,7 +1109,7 @@ def info_prints_text_and_json():
 @test
 def quantize_writes_working_models():
     with tempfile.TemporaryDirectory() as folder:
-        for kind in ("f32", "f16", "bf16", "q8", "q4"):
+        for kind in ("f32", "f16", "bf16", "q8", "q4", "q3"):
             out = "%s/%s.bin" % (folder, kind)
             result = run([QUANTIZE, MODEL, out, kind])
             assert result.returncode == 0 and "MiB" in result.complaint, result.complaint
@@ -1120,7 +1120,7 @@ def quantize_writes_working_models():
         shutil.copy(MODEL, copy)
         os.symlink(copy, folder + "/link.bin")
         assert run([QUANTIZE, copy, folder + "/link.bin", "f16"]).returncode == 2
-        assert run([QUANTIZE, copy, folder + "/x.bin", "q3"]).returncode == 2
+        assert run([QUANTIZE, copy, folder + "/x.bin", "q9"]).returncode == 2
         assert run([QUANTIZE, copy, folder + "/no/x.bin", "f16"]).returncode == 4
         assert run([QUANTIZE, folder + "/none.bin", folder + "/x.bin", "f16"]).returncode == 3
         assert sorted(os.listdir(folder)) == ["copy.bin", "link.bin"]
