@@ -9833,7 +9833,7 @@ static int moe_are_whole(const float *v, size_t n, size_t end) {
 /* Bind and check the shortlist. */
 static void moe_bind_shortlist(moe_reader *r, moe_model *m) {
     const size_t tokens = (size_t)m->source_vocabulary, vocabulary = (size_t)m->vocabulary, most = (1 << 24) - 1;
-    const size_t n = (size_t)moe_read_int(r, moe_read(r, "shortlist.entries"), 0, most, 0);
+    const size_t n = (size_t)moe_read_int(r, moe_read(r, "shortlist.entries"), 0, (int64_t)most, 0);
     moe_shortlist *s = &m->shortlist;
     if (!n) return;
     s->n = n;

@@ -1938,14 +1938,15 @@ TEST(bytes_integers_and_texts_are_written) {
 TEST(low_types_need_version_3) {
     static const moe_type types[] = { MOE_TYPE_Q4, MOE_TYPE_Q3, MOE_TYPE_Q2 };
     for (size_t i = 0; i < MOE_COUNT(types); i++) {
-        mw_image image = mw_build(mw_small(MW_GNMT, MW_F32, 1));
+        mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+        mw_image image = mw_build(m);
         moe_model *model = open_image(image), *read;
         moe_error e = { MOE_OK, "", "" };
         const char *path = in_directory("low.bin");
         uint64_t expert = 0;
         const moe_save_params p = { .type = MOE_TYPE_Q8, .experts = types[i] };
         CHECK(moe_model_save(model, path, &p, &e) == MOE_OK, "%s", e.message);
-        moe_model_close(model), free(image.data);
+        moe_model_close(model), free(image.data), mw_free(m);
         image = read_file(path);
         unsigned char *data = image.data;
         assert_int_equal(data[8], i ? 3 : 2);
@@ -1982,7 +1983,8 @@ TEST(mixtures_may_have_their_own_type) {
                   { "nothing", MOE_TYPE_Q4, 0 },
                   { NULL, MOE_TYPE_Q4, 0 } };
     for (size_t i = 0; i < MOE_COUNT(cases); i++) {
-        mw_image image = mw_build(mw_small(MW_GNMT, MW_F32, 1));
+        mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+        mw_image image = mw_build(m);
         moe_model *model = open_image(image), *read;
         moe_error e = { MOE_OK, "", "" };
         const char *path = in_directory("types.bin");
@@ -1991,7 +1993,7 @@ TEST(mixtures_may_have_their_own_type) {
         const moe_status status = moe_model_save(model, path, &p, &e);
         CHECK(status == (cases[i].fine ? MOE_OK : MOE_ERROR_ARGUMENT), "case %zu: %s", i, e.message);
         if (!cases[i].fine) CHECK(strstr(e.message, "entry 0"), "case %zu: %s", i, e.message);
-        moe_model_close(model), free(image.data);
+        moe_model_close(model), free(image.data), mw_free(m);
         if (!cases[i].fine) continue;
         CHECK(moe_model_open(path, NULL, &read, &e) == MOE_OK, "%s", e.message);
         for (size_t t = 0; t < moe_model_tensor_count(read); t++) {
