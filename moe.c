@@ -5732,9 +5732,9 @@ static int moe_has_part(const moe_file *f, const char *layer, size_t length, con
     return moe_find_tensor(f, name) != NULL;
 }
 
-/* Return the type in which a tensor is saved. Matrices are converted, except positions and gates, because rounding a
- * gate would change its selections. The "gate" matrix of a feed-forward layer with a `down` matrix and no experts
- * selects nothing and is converted. */
+/* Return the type in which a tensor is saved. Matrices are converted, except gates and tables of positions and
+ * distances, because rounding a gate would change its selections. The "gate" matrix of a feed-forward layer with a
+ * `down` matrix and no experts selects nothing and is converted. */
 static moe_type moe_save_type(const moe_file *f, const moe_tensor_info *t, const moe_save_params *params) {
     static const char *const parts[] = { ".gate.", ".parent.", "positions.", "rotary.", ".distance." };
     const char *name = t->name.data;

@@ -362,7 +362,8 @@ def blob_regions(type, n, k):
     if type not in SIDES:
         return [n * k * (4 if type == F32 else 2)]
     rows, columns = q8_padded(n, k)
-    return [rows * columns * BITS[type] // 8, *([rows * columns // 64 * SIDES[type]] if SIDES[type] else []), 4 * rows, 4 * rows]
+    sides = [rows * columns // 64 * SIDES[type]] if SIDES[type] else []
+    return [rows * columns * BITS[type] // 8, *sides, 4 * rows, 4 * rows]
 
 
 def encode_blocks(blocks, type, n, k):
